@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from geutil.gradients import PipelinedStep, pipelined
 from geutil.memory import Pipeline, simulate
-from geutil.memory.measuring.child import complete_trace
+from geutil.memory.measurement.child import complete_trace
 from geutil.transform import partition
 
 v1 = tf.compat.v1

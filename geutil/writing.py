@@ -5,14 +5,15 @@ from __future__ import annotations
 import ctypes
 import glob
 import os
+import secrets
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from geutil.errors import ModelError
+from geutil.notes import MADE, MOVED, note
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
@@ -29,7 +30,8 @@ def written_atomically(path: Path, *, overwrite: bool) -> Iterator[Path]:
     its place, under a name that ends in `.old`.
 
     The new place is in a hidden folder, whose lock ends with the process. One that a
-    killed process left is removed when the next one writes to `path`.
+    killed process left is removed when the next one writes to `path`; at once, where
+    somebody reads the notes of the process (`geutil.notes`).
 
     Args:
         path: where the file or directory will be.
@@ -47,7 +49,10 @@ def written_atomically(path: Path, *, overwrite: bool) -> Iterator[Path]:
     with suppress(OSError):
         _clear_abandoned(path)
     # In the same directory, so that moving it is a rename within one file system.
-    work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=path.parent))
+    work = path.absolute().parent / f".{path.name}.{secrets.token_hex(4)}"
+    old = work / f"{path.name}.old"
+    note(MADE, str(work), str(old))
+    work.mkdir(0o700)
     try:
         with _locked(work / f"{path.name}.lock"):
             new = work / path.name
@@ -58,7 +63,8 @@ def written_atomically(path: Path, *, overwrite: bool) -> Iterator[Path]:
                     "file in it, or remove it"
                 )
             _sync(new)
-            _move_in(new, path, work / f"{path.name}.old")
+            note(MOVED, str(path.absolute()), new.stat().st_ino)
+            _move_in(new, path, old)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
@@ -85,6 +91,30 @@ def _lock(descriptor: int) -> bool:
     except (ImportError, OSError):
         return False
     return True
+
+
+def remove_made(made: Path, old: Path | None = None) -> None:
+    """Remove what a killed process made for itself, as it noted.
+
+    Args:
+        made: a file or folder.
+        old: where the old file is, taken away for a new one, if it was killed just
+            then; it is kept.
+    """
+    if old is not None and _exists(old):
+        return
+    if made.is_dir():
+        shutil.rmtree(made, ignore_errors=True)
+    else:
+        made.unlink(missing_ok=True)
+
+
+def was_moved(path: Path, inode: int) -> bool:
+    """Tell whether what a killed process wrote is in its place, as it noted."""
+    try:
+        return path.stat().st_ino == inode
+    except OSError:
+        return False
 
 
 def _clear_abandoned(path: Path) -> None:

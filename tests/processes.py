@@ -121,7 +121,7 @@ def forked() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(subprocess, "run", run)
         cluster = "tests.distribute.forked_cluster"
-        patch.setattr("geutil.memory.measuring._CLUSTER", cluster)
+        patch.setattr("geutil.memory.measurement._CLUSTER", cluster)
         yield
 
 

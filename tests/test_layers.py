@@ -41,11 +41,14 @@ HIGHEST = max(LAYERS.values())
 # Predicts and measures, but changes nothing: looks only.
 HIGHEST_IMPORT = {"memory": 1}
 FOR_ALL = {
+    "data_files",
     "errors",
     "formats",
     "lazy",
     "notebook_display",
+    "notes",
     "progress",
+    "sizes",
     "version",
     "writing",
 }
@@ -86,8 +89,9 @@ OWN_PRIVATE = {
     "gradients.tape.entries": {"_add", "_replace"},
     # A public function of `os`: the end of a process that was forked.
     "jobs.processes": {"_exit"},
+    "cli.guard": {"_exit"},
     # And of one that TensorFlow would keep waiting.
-    "memory.measuring.cluster": {"_exit"},
+    "memory.measurement.cluster": {"_exit"},
     # The tensors of a finished copy, from its TransformerInfo.
     "transform.custom_gradients": {"_transformed_ts"},
 }

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from griffe import Extension, Module, Object
+from griffe import Alias, Extension, Module, Object
 
 RAISES = "Raises:"
 # Public in the sources, for other modules of geutil, and of no use to anybody else.
@@ -27,6 +27,13 @@ class Docstrings(Extension):
         for path, names in HIDDEN.items():
             for name in names.split():
                 pkg[path].del_member(name)
+        # Its jobs are functions of the modules of its room.
+        editor = pkg["tflite.file.LiteFile"]
+        for name, member in [*editor.members.items()]:
+            value = str(member.value) if member.is_attribute else ""
+            if value.endswith(f".{name}"):
+                job = Alias(name, f"{pkg.path}.tflite.{value}", lineno=member.lineno)
+                editor.set_member(name, job)
 
     def on_object(self, *, obj: Object, **_: Any) -> None:
         """Rewrite the docstring of whatever was read.

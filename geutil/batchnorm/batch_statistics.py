@@ -1,8 +1,8 @@
-"""Statistics of a batch that norms in training use, and moving averages instead."""
+"""Batch statistics that batch norms in training use, and moving averages instead."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -11,6 +11,7 @@ from geutil.batchnorm.norm_finding import Norm
 from geutil.batchnorm.norm_path import Obstacle
 from geutil.graph import adjacency, creation, types
 from geutil.graph.types import Operation, Tensor
+from geutil.graph.walks import closure, walk
 from geutil.reroute.control_edges import add_control_inputs
 from geutil.select.networks import batch_norms, moving_averages
 from geutil.select.networks.moving_averages import MovingVariable, NoAverage
@@ -19,13 +20,12 @@ from geutil.select.networks.provenance import Origin, Origins, is_statistic
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """What a norm in training normalizes by.
+    """The statistics that a norm in training normalizes by.
 
     Attributes:
-        norm: the norm.
         mean: the mean of the batch; of a fused op, its output.
-        variance: the variance of the batch: what epsilon is added to; of a fused op,
-            its output, which is unbiased.
+        variance: the variance of the batch: the variance that epsilon is added to; of a
+            fused op, its output, which is unbiased.
         root: the op that takes the root; of a fused op that op itself.
         moving_variance: the moving average of the variance.
         moving_mean: that of the mean; None if it was not asked for.
@@ -42,15 +42,7 @@ class Statistics:
 def statistics_of(
     norm: Norm, origins: Origins, *, with_mean: bool
 ) -> Statistics | Obstacle:
-    """Return the statistics of a norm in training, or what cannot be found.
-
-    Args:
-        norm: the norm.
-        origins: of the graph's tensors.
-        with_mean: whether the moving mean is needed.
-
-    Cost: linear in the ops that compute and read the statistics.
-    """
+    """Return the statistics of a norm in training, or the obstacle."""
     fused = norm.fused
     moments_and_root = (*fused.moments, fused.op) if fused else _of_steps(norm, origins)
     if isinstance(moments_and_root, Obstacle):
@@ -96,32 +88,27 @@ def _means(
     operands: list[Tensor], origins: Origins, *stops: Operation
 ) -> list[Operation]:
     """Return the means of the batch that operands are made of, the variance apart."""
-    means: dict[Operation, None] = {}
-    seen: set[Operation] = set(stops)
-    queue = [t.op for t in operands]
-    while queue:
-        op = queue.pop()
-        if op in seen:
-            continue
-        seen.add(op)
-        if op.outputs and batch_norms.batch_mean(op.outputs[0]) is not None:
-            means[op] = None
-        else:
-            queue += [t.op for t in origins.sources(op)]
-    return list(means)
+
+    def is_mean(op: Operation) -> bool:
+        return bool(op.outputs) and batch_norms.batch_mean(op.outputs[0]) is not None
+
+    def behind(tensors: Iterable[Tensor]) -> list[Operation]:
+        return [t.op for t in tensors if t.op not in stops]
+
+    ops = walk(
+        behind(operands), lambda op: () if is_mean(op) else behind(origins.sources(op))
+    )
+    return [op for op in ops if is_mean(op)]
 
 
 _SAME_NUMBERS = batch_norms.SHAPING - {"StopGradient"} | {"Snapshot"}
 
 
 def not_of_input(statistics: Statistics) -> Obstacle | None:
-    """Return why statistics are not the plain ones of what the norm reads, or None.
+    """Return why statistics are not the plain ones of the norm's input, or None.
 
     Plain is the mean over all axes but the channels', and of the variance the mean of
     squared differences from it, or the mean of squares without the square of the mean.
-
-    Args:
-        statistics: of a norm.
     """
     if statistics.norm.fused is not None:
         return None
@@ -136,7 +123,7 @@ def not_of_input(statistics: Statistics) -> Obstacle | None:
 
 
 def _measured_around(variance: Operation, mean: Operation) -> Tensor | None:
-    """Return what an op gives the variance of, around a mean; None if it does not."""
+    """Return the tensor whose variance around a mean `op` computes, or None."""
     if variance.type == "Sub":
         squares, squared_mean = (_plain(t).op for t in variance.inputs)
         root = _squared(squared_mean)
@@ -167,7 +154,7 @@ def _mean_of(tensor: Tensor) -> Operation:
 
 
 def _squared(op: Operation) -> Tensor | None:
-    """Return what an op squares; None if it does something else."""
+    """Return the tensor that an op squares; None if it does something else."""
     if op.type == "Square" or (op.type == "Mul" and op.inputs[0] is op.inputs[1]):
         return op.inputs[0]
     return None
@@ -200,22 +187,12 @@ def read_moving(average: MovingVariable) -> Tensor:
 
 
 def with_moving(tensor: Tensor, reads: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Return a parameter computed from moving statistics.
-
-    Args:
-        tensor: the parameter, computed from statistics of the batch.
-        reads: pairs (statistic, moving one).
-
-    Cost: linear in the ops between the statistics and the parameter.
-    """
+    """Return a parameter computed from moving statistics."""
     new = {id(old): replacement for old, replacement in reads}
-    ops: dict[Operation, None] = {}
-    waiting = [tensor]
-    while waiting:
-        t = waiting.pop()
-        if id(t) not in new and t.op not in ops:
-            ops[t.op] = None
-            waiting.extend(t.op.inputs)
+    ops = closure(
+        () if id(tensor) in new else [tensor.op],
+        lambda op: [t.op for t in op.inputs if id(t) not in new],
+    )
     for op in adjacency.topological_sort(ops):
         inputs = [new.get(id(t), t) for t in op.inputs]
         if all(a is b for a, b in zip(inputs, op.inputs, strict=True)):

@@ -2,7 +2,7 @@
 
 A scale and a shift of each channel are moved in front of the op that joins, to each
 tensor that it reads: norm(a + b) = (scale * a + offset) + scale * b, and of channels
-that are joined each tensor takes its part. There they are norms behind one layer.
+that are joined each tensor takes its part. There they are batch norms behind one layer.
 """
 
 from __future__ import annotations
@@ -35,13 +35,11 @@ class Branch:
     """The way from a layer, or from an op that joins branches, to the next such op.
 
     Attributes:
-        start: where it begins.
         links: the ops behind that, in order; the last is the op that joins, or the last
             step of the norm.
-        end: what is joined with others, or the result of the norm.
-        branches: what is joined where it begins; none at a layer.
+        end: the tensor that is joined with others, or the result of the norm.
+        branches: the branches joined where it begins; none at a layer.
         axis: the axis of the channels in `end`, counted from the end.
-        channels: how many there are.
     """
 
     start: Start
@@ -62,7 +60,6 @@ class Branched:
     """A batch norm whose branches all end in layers.
 
     Attributes:
-        norm: the norm.
         tree: its branches, each before those that it joins.
         bare: whether the norm is a multiplication and an addition of constants.
     """
@@ -83,14 +80,12 @@ def branches_of(
     ways: Ways,
     objection_to: Callable[[Path], Obstacle | None],
 ) -> Branched | Obstacle:
-    """Return the branches that a batch norm can be moved to, or what is in the way.
+    """Return the branches that a batch norm can be moved to, or the obstacle.
 
     Args:
         norm: a norm at inference that no single layer comes before.
         ways: the ways in its graph.
         objection_to: tells why a norm may not be folded along a path.
-
-    Cost: linear in the ops between the norm and the layers, and in what reads them.
     """
     tree: list[Branch] = []
     ends = as_links(norm.steps)
@@ -141,7 +136,7 @@ def _objection_to_join(
 
 
 def _shared(branch: Branch, ways: Ways) -> Obstacle | None:
-    """Return what else reads the data between a join and the next, if anything does."""
+    """Return another reader of the data between a join and the next, if any."""
     readers = ways.readers_between(branch.start.tensor, branch.links)
     if isinstance(readers, Obstacle):
         return readers
@@ -195,13 +190,13 @@ def _joins_channels(join: Operation, axis: int) -> bool:
 def build_branches(
     branched: Branched, norm_by_end: Mapping[Operation, Norm]
 ) -> tuple[Tensor, list[tuple[Operation, tuple[Norm, ...]]]]:
-    """Build a norm behind the layer of each branch, and what joins these.
+    """Build a norm behind the layer of each branch, and join these.
 
-    Norms that branches join on the way are taken along.
+    Batch norms that branches join on the way are taken along.
 
     Args:
         branched: the norm and its branches.
-        norm_by_end: by their last ops the norms that may lie on the way.
+        norm_by_end: by their last ops the batch norms that may lie on the way.
 
     Returns:
         The tensor that replaces the norm's; and the last op of each norm that was
@@ -234,7 +229,7 @@ def build_branches(
 
 
 def _spread(branch: Branch, affine_by_branch: dict[int, Affine]) -> None:
-    """Note what is to be done to each branch that is joined where this one starts."""
+    """Note the affine map of each branch that is joined where this one starts."""
     steps = [link.step for link in branch.links if link.step]
     with creation.surroundings_of(branch.end.op):
         affine = fold_arithmetic.computed(steps)
@@ -264,7 +259,7 @@ def _slice(value: Tensor | None, start: int, size: int) -> Tensor | None:
 
 
 def _applied(affine: Affine, branch: Branch, *, shifts: bool) -> Tensor:
-    """Scale and shift what a branch ends in."""
+    """Scale and shift the end of a branch."""
     tensor, offset = branch.end, affine.offset
     if affine.scale is not None:
         tensor = tf.multiply(tensor, _along(affine.scale, branch), name=f"mul{SUFFIX}")

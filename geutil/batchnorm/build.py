@@ -1,7 +1,7 @@
-"""Folded layers: their ops, those whose result is asked for, and what they wait for.
+"""Folded layers: their ops, those whose result is requested, and their control inputs.
 
-What is fetched by name, returned by a function that is being traced, or read by nobody
-yet is held by someone who does not see that another tensor took its place.
+A tensor that is fetched by name, returned by a function that is being traced, or read
+by nobody yet is kept by someone who does not see that it was replaced.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from geutil.batchnorm.norm_finding import Norm
 from geutil.graph import adjacency, creation, op_types, state, types
 from geutil.graph.edits import InputEdit, apply_edits, results_of
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import closure
 from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import Layer, is_by_groups
 from geutil.select.networks.moving_averages import MovingVariable
@@ -32,14 +33,13 @@ class Fold:
     """Batch norms, and the layer that takes them in.
 
     Attributes:
-        norms: the norms.
-        layer: the layer.
-        links: of norms behind the layer: the ops from the layer to the end of the last
-            norm. Of one before it: the ops from the start of the norm to the layer.
+        links: of batch norms behind the layer: the ops from the layer to the end of the
+            last norm. Of one before it: the ops from the start of the norm to the
+            layer.
         bias: of a norm before the layer: the ops behind the layer up to the one that
             adds its bias; else none.
         forward: whether the norm is before the layer.
-        moving: what stands in for statistics of the batch.
+        moving: the replacements of statistics of the batch.
     """
 
     norms: tuple[Norm, ...]
@@ -58,7 +58,7 @@ class Fold:
 
 
 def build(fold: Fold) -> Tensor:
-    """Build the folded layer, and return what replaces the result of its end.
+    """Build the folded layer, and return the replacement of its end's result.
 
     The old ops are left as they are.
     """
@@ -66,7 +66,7 @@ def build(fold: Fold) -> Tensor:
 
 
 def _behind(fold: Fold) -> Tensor:
-    """Fold norms into the layer before them: weights * scale, and one bias."""
+    """Fold batch norms into the layer before them: weights * scale, and one bias."""
     layer = fold.layer
     with creation.surroundings_of(layer.op):
         affine, weights = _parameters(fold)
@@ -80,7 +80,7 @@ def _behind(fold: Fold) -> Tensor:
 
 
 def _before(fold: Fold) -> Tensor:
-    """Fold norms into the layer behind them: their scale and shift are the data's."""
+    """Fold batch norms into the layer behind them: they scale and shift its data."""
     layer = fold.layer
     with creation.surroundings_of(layer.op):
         affine, old = _parameters(fold)
@@ -114,7 +114,7 @@ def _before(fold: Fold) -> Tensor:
 def _finished(
     fold: Fold, tensor: Tensor, bias: Value | None, links: Sequence[Link]
 ) -> Tensor:
-    """Return what a layer makes with its bias, and through the ops behind it."""
+    """Return the result of a layer with its bias, through the ops behind it."""
     axis = fold.layer.axis
     norm_path.hand_over_shapes(fold.layer.result, tensor)
     adding = [link for link in links if link.step and link.step.adds]
@@ -133,7 +133,7 @@ def _finished(
 
 
 def _parameters(fold: Fold) -> tuple[Affine, Value]:
-    """Return what the steps of a fold do, and the weights of its layer.
+    """Return the affine map of a fold's steps, and the weights of its layer.
 
     Both are arrays if nothing but constants goes into them, else tensors.
     """
@@ -192,21 +192,14 @@ def copy_op(op: Operation, inputs: Mapping[int, Tensor]) -> Operation:
 
 
 def folded_name(op: Operation) -> str:
-    """Return a free name for what stands in for an op."""
+    """Return a free name for the replacement of an op."""
     base = types.scope_basename(op.name)
     name = base if base.endswith(SUFFIX) else f"{base}{SUFFIX}"
     return types.absolute_unique_name(op.graph, f"{types.scope_dirname(op.name)}{name}")
 
 
 def add_bias(tensor: Tensor, bias: Value, axis: int, place: Link) -> Tensor:
-    """Return a tensor with a bias added along the axis of its channels.
-
-    Args:
-        tensor: the tensor.
-        bias: a vector of channels.
-        axis: the axis, counted from the end.
-        place: whose scope and device the new op gets.
-    """
+    """Return a tensor with a bias added along the axis of its channels."""
     with creation.surroundings_of(place.op):
         stored = _stored(bias, tensor.dtype, "bias")
         rank = tensor.shape.rank
@@ -239,13 +232,7 @@ def _axis_after(op: Operation, axis: int) -> int:
 
 
 def build_waiting(fold: Fold) -> Tensor:
-    """Build what stands in for a layer and its norms, and let it wait as they do.
-
-    Returns:
-        What replaces the result of the fold's end.
-
-    Cost: that of building, and linear in the ops that make the parameters.
-    """
+    """Build the replacement of a fold, with the control inputs of its ops."""
     awaited = _awaited(fold)
     before = state.count_ops(fold.end.graph)
     result = build(fold)
@@ -258,18 +245,13 @@ def build_waiting(fold: Fold) -> Tensor:
 
 
 def _awaited(fold: Fold) -> list[Operation]:
-    """Return what the ops wait for that are not copied, in the order of the graph."""
+    """Return the control inputs of the ops that are not copied, in graph order."""
     steps = [link.step for link in fold.links if link.step is not None]
     gone = dict.fromkeys(step.op for step in steps)
     parameters = [t for op in gone for t in op.inputs]
     data = {id(step.data) for step in steps}
-    waiting = [fold.layer.kernel.op]
-    waiting += [t.op for t in parameters if id(t) not in data]
-    while waiting:
-        op = waiting.pop()
-        if op not in gone:
-            gone[op] = None
-            waiting += [t.op for t in op.inputs]
+    ends = [fold.layer.kernel, *(t for t in parameters if id(t) not in data)]
+    gone |= closure([t.op for t in ends if t.op not in gone], adjacency.producers)
     control_inputs = dict.fromkeys(
         c for op in gone for c in adjacency.control_inputs(op)
     )
@@ -287,7 +269,7 @@ def _parameter_of(op: Operation, new: Collection[Operation]) -> Operation:
 
 
 def can_stay(fold: Fold) -> bool:
-    """Tell whether the end of a fold can read what is folded: if it adds something."""
+    """Tell whether the end of a fold can read the folded layer: it must add."""
     link = _last(fold)
     if link is None or link.step is None:
         # The layer has no bias, and gets none if the norm shifts by nothing.
@@ -301,15 +283,7 @@ def can_stay(fold: Fold) -> bool:
 def held_ends(
     graph: Graph, folds: Iterable[Fold], kept_tensors: Iterable[Tensor] = ()
 ) -> frozenset[Operation]:
-    """Return the ends of folds that somebody holds.
-
-    Args:
-        graph: the graph of the folds.
-        folds: folds whose ends can stay.
-        kept_tensors: tensors that are held besides the results of the graph.
-
-    Cost: linear in the readers of the ends.
-    """
+    """Return the ends of folds that somebody holds."""
     liveness = Liveness(graph)
     named = {t.op for t in (*results_of(graph), *kept_tensors)}
     ends = (fold.end for fold in folds)
@@ -317,13 +291,10 @@ def held_ends(
 
 
 def build_in_place(fold: Fold) -> Operation | None:
-    """Fold norms, and let the end of the fold read the layer and its bias.
-
-    Args:
-        fold: a fold whose end `can_stay`.
+    """Fold batch norms, and let the end of the fold read the layer and its bias.
 
     Returns:
-        The end; None, and nothing is changed, if what was built does not end in a sum.
+        The end; None, and nothing is changed, if the replacement does not end in a sum.
     """
     end = fold.end
     graph = end.graph

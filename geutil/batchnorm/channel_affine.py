@@ -62,7 +62,7 @@ def axis_after(op: Operation, axis: int, last: int | None = None) -> int | None:
 
     Returns:
         The axis of the channels in the op's output, counted from the end; None if the
-        op does something else, or if that cannot be told from static shapes.
+        op does something else, or if that is not known from static shapes.
     """
     kind = op.type
     if kind in SAME:
@@ -166,10 +166,7 @@ def joined(op: Operation) -> tuple[Tensor, ...]:
 
 
 def stacked_item(op: Operation) -> Tensor | None:
-    """Return what a slice takes out of a stack, as it was before it was stacked.
-
-    Cost: linear in the transpositions between the two.
-    """
+    """Return the tensor that a slice takes out of a stack, as it was before."""
     if op.type != "StridedSlice" or op.get_attr("shrink_axis_mask") != 1:
         return None
     index, step = (tf.get_static_value(op.inputs[i]) for i in (1, 3))
@@ -208,7 +205,7 @@ def _after_expansion(op: Operation, axis: int) -> int | None:
 
 
 def _after_reshape(op: Operation, axis: int) -> int | None:
-    """What counts is that the channels and all that lies behind them stay."""
+    """The channels and all axes behind them have to stay."""
     before, after = op.inputs[0].shape, op.outputs[0].shape
     if before.rank is None or after.rank is None or after.rank < -axis:
         return None
@@ -225,7 +222,7 @@ def _after_transpose(op: Operation, axis: int) -> int | None:
 
 
 class Kind(Enum):
-    """What a step does to x, with its operand v."""
+    """The effect of a step on x, with its operand v."""
 
     MULTIPLY = "x * v"
     DIVIDE = "x / v"
@@ -256,11 +253,9 @@ class AffineStep:
     """An op that treats all examples and positions alike, channel by channel.
 
     Attributes:
-        op: the op.
-        kind: what it does.
         index: which of its inputs is the data.
-        operand: what it combines the data with; None for a fused batch norm, which
-            reads scale, offset, mean and variance behind the data.
+        operand: the operand that it combines the data with; None for a fused batch
+            norm, which reads scale, offset, mean and variance behind the data.
         axis: the axis of the channels, counted from the end (-1 is the last); None if
             the operand is the same for all channels.
     """
@@ -273,12 +268,12 @@ class AffineStep:
 
     @property
     def data(self) -> Tensor:
-        """What is scaled or shifted."""
+        """The tensor that is scaled or shifted."""
         return self.op.inputs[self.index]
 
     @property
     def result(self) -> Tensor:
-        """What it is scaled or shifted to."""
+        """The result."""
         return self.op.outputs[0]
 
     @property
@@ -340,7 +335,6 @@ class Link:
     """An op between a layer and the end of a batch norm, or the other way round.
 
     Attributes:
-        op: the op.
         index: which of its inputs is the data.
         step: the op as a step; None if it only hands channels on.
     """
@@ -351,7 +345,7 @@ class Link:
 
     @property
     def data(self) -> Tensor:
-        """What it reads of the data."""
+        """The tensor of data that it reads."""
         return self.op.inputs[self.index]
 
 

@@ -16,11 +16,19 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, GeutilError
 from geutil.graph.types import type_name
-from geutil.select.networks.outputs import Array, distances, farthest, widened
+from geutil.select.networks.outputs import (
+    Array,
+    Motion,
+    Movement,
+    distances,
+    farthest,
+    rows_of,
+    widened,
+)
 
 
 class CheckError(GeutilError, ValueError):
-    """The outputs of two models cannot be compared."""
+    """The results of two models cannot be compared."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,7 @@ class OutputDifference:
             over all samples.
         index: where the difference is largest.
         sample: in which sample that is, counted from 0.
+        motion: how much the output moves with the samples; None if that is not known.
     """
 
     output: str
@@ -41,6 +50,7 @@ class OutputDifference:
     span: float
     index: tuple[int, ...]
     sample: int
+    motion: Motion | None = None
 
     @property
     def relative(self) -> float:
@@ -83,6 +93,7 @@ class CheckResult:
         lines += [
             f"  {entry.output:<{width}}  {entry.relative:.2g} of range {entry.span:.4g}"
             f": {entry.largest:.2g} at {list(entry.index)} of sample {entry.sample}"
+            f"{'; ' if str(entry.motion or '') else ''}{entry.motion or ''}"
             for entry in self.outputs
         ]
         return "\n".join(lines)
@@ -93,8 +104,8 @@ def check(
 ) -> CheckResult:
     """Run two models on the same samples; return how far their outputs are apart.
 
-    Folding edits a model in place; so take a function of it before:
-    `before = model.to_function()`.
+    Folding edits a model in place; so take a function of it before: `before =
+    model.to_function()`.
 
     Args:
         before: a `geutil.model.Model`, or anything that is called with the inputs by
@@ -144,7 +155,8 @@ def check(
         _check_names(ours, theirs)
         for name, a in ours.items():
             _check_values(name, a, theirs[name], count - 1)
-            worst_by_name.setdefault(name, _Worst()).add(a, theirs[name], count - 1)
+            worst = worst_by_name.setdefault(name, _Worst())
+            worst.add(a, theirs[name], count - 1, rows_of(sample))
     if not worst_by_name:
         what = "the models have no outputs" if count else "samples holds nothing"
         raise CheckError(f"{what}; there is nothing to compare")
@@ -158,9 +170,11 @@ class _Worst:
         self._low, self._high = np.inf, -np.inf
         self._largest, self._sample = 0.0, 0
         self._index: tuple[int, ...] = ()
+        self._movement = Movement()
 
-    def add(self, a: Array, b: Array, sample: int) -> None:
-        """Take in one more pair of values."""
+    def add(self, a: Array, b: Array, sample: int, rows: int | None) -> None:
+        """Take in one more pair of values, of so many samples."""
+        self._movement.add(a, rows)
         if not a.size:
             return
         x, y = widened(a), widened(b)
@@ -171,9 +185,11 @@ class _Worst:
             self._largest, self._index, self._sample = largest, index, sample
 
     def entry(self, name: str) -> OutputDifference:
-        """Return what was found."""
+        """Return the result as a report's entry."""
         span = max(self._high - self._low, 0.0)
-        return OutputDifference(name, self._largest, span, self._index, self._sample)
+        place = self._index, self._sample
+        motion = self._movement.entry()
+        return OutputDifference(name, self._largest, span, *place, motion)
 
 
 def _listed(samples: Any) -> Iterable[Any]:

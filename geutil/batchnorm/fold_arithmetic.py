@@ -15,7 +15,7 @@ the scale into them, and the offset into its bias (Krishnamoorthi 2018, arXiv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -23,7 +23,9 @@ import tensorflow as tf
 
 from geutil.batchnorm.batch_statistics import read_moving, with_moving
 from geutil.batchnorm.channel_affine import AffineStep, Kind
+from geutil.graph import adjacency
 from geutil.graph.types import Operation, Tensor
+from geutil.graph.walks import topological_order
 from geutil.select.networks.batch_norms import fused_norm
 from geutil.select.networks.moving_averages import MovingVariable
 
@@ -45,14 +47,14 @@ def scale_and_offset(
     gamma: Value | None = None,
     beta: Value | None = None,
 ) -> tuple[Value, Value]:
-    """Return what a batch norm multiplies each channel by, and what it adds.
+    """Return the scale and the offset of a batch norm, for each channel.
 
     scale = gamma / sqrt(variance + epsilon); offset = beta - mean * scale.
 
     Args:
         mean: the mean of each channel, shape [C].
         variance: its variance, biased, shape [C].
-        epsilon: what is added to the variance.
+        epsilon: the term added to the variance.
         gamma: the scale after normalization, shape [C]; None is 1.
         beta: the offset after normalization, shape [C]; None is 0.
 
@@ -96,18 +98,18 @@ def along_axes(
 
 
 def shift_through(weights: Value, shift: Value, output_axes: Sequence[int]) -> Value:
-    """Return what a layer makes of a shift of its data: the sum of weights * shift.
+    """Return a layer's response to a shift of its data: the sum of weights * shift.
 
     Args:
         weights: the weights.
-        shift: what is added to each channel of the data, in a shape that the weights
-            can be multiplied by.
+        shift: the shift of each channel of the data, in a shape that broadcasts with
+            the weights.
         output_axes: the axes of the weights that count the channels of the result; the
             sum is over all others.
 
     Returns:
-        A vector: what is added to each channel of the result, at the positions where
-        all of the window lies within the data.
+        A vector: the shift of each channel of the result, at the positions where all of
+        the window lies within the data.
 
     Example:
         >>> import numpy as np
@@ -125,11 +127,7 @@ def shift_through(weights: Value, shift: Value, output_axes: Sequence[int]) -> V
 
 
 class Affine:
-    """What a run of steps does to each channel: x * scale + offset.
-
-    Args:
-        scale: a vector of channels or a scalar; None is 1.
-        offset: likewise; None is 0.
+    """The affine map of a run of steps, for each channel: x * scale + offset.
 
     Example:
         >>> Affine().plus(3.0).times(2.0).plus(1.0)
@@ -187,29 +185,14 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 def constant(tensor: Tensor) -> np.ndarray[Any, Any] | None:
     """Return the value of a parameter that only constants go into, in float64.
 
-    What the graph would round to float32 on the way is not rounded here.
-
-    Args:
-        tensor: a parameter.
+    Values that the graph would round to float32 on the way are not rounded here.
 
     Returns:
         The value; None if a variable, or an op that is not known here, goes into it.
-
-    Cost: linear in the ops behind the tensor.
     """
     value_by_op: dict[Operation, np.ndarray[Any, Any] | None] = {}
-    waiting = [tensor.op]
-    while waiting:
-        op = waiting[-1]
-        if op in value_by_op:
-            waiting.pop()
-            continue
-        missing = [t.op for t in op.inputs if t.op not in value_by_op]
-        if op.type == "Const" or not missing:
-            value_by_op[op] = _value(op, value_by_op)
-            waiting.pop()
-        else:
-            waiting += missing
+    for op in topological_order([tensor.op], adjacency.producers):
+        value_by_op[op] = _value(op, value_by_op)
     return value_by_op[tensor.op]
 
 
@@ -236,23 +219,8 @@ def _value(
     return None if function is None else np.asarray(function(*inputs), np.float64)
 
 
-def ops_behind(tensors: Iterable[Tensor]) -> list[Operation]:
-    """Return the ops that parameters are computed by.
-
-    Cost: linear in these.
-    """
-    ops: dict[Operation, None] = {}
-    waiting = [t.op for t in tensors]
-    while waiting:
-        op = waiting.pop()
-        if op not in ops:
-            ops[op] = None
-            waiting.extend(t.op for t in op.inputs)
-    return list(ops)
-
-
 def unrounded(tensor: Tensor) -> Tensor:
-    """Return what a parameter was before it was cast to fewer bits.
+    """Return a parameter as it was before it was cast to fewer bits.
 
     Without a cast it is the tensor itself, for gradients may be asked for there.
     """
@@ -289,7 +257,7 @@ def as_vector(value: Value) -> Value:
 
 
 def composed(steps: Sequence[AffineStep]) -> Affine | None:
-    """Return what steps do to each channel, one after the other, as float64 arrays.
+    """Return the composition of steps, for each channel, as float64 arrays.
 
     None if a variable goes into them.
     """
@@ -305,12 +273,7 @@ def composed(steps: Sequence[AffineStep]) -> Affine | None:
 def computed(
     steps: Sequence[AffineStep], moving: Sequence[MovingVariable] = ()
 ) -> Affine:
-    """Return what steps do to each channel, one after the other, as new tensors.
-
-    Args:
-        steps: the steps.
-        moving: what stands in for statistics of the batch.
-    """
+    """Return the composition of steps, for each channel, as new tensors."""
     reads = [(entry.statistic, read_moving(entry)) for entry in moving]
     new = {id(statistic): read for statistic, read in reads}
 

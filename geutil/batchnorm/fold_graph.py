@@ -29,14 +29,14 @@ _KEPT = (
 
 
 class Folder:
-    """Folds the norms of one graph.
+    """Folds the batch norms of one graph.
 
     Args:
         place: the graph.
-        choices: what the caller asks for.
-        kept_tensors: tensors that go on computing what they do.
-        training: how norms in training are folded for training; None if they are not.
-            In the bodies of functions they never are.
+        choices: the caller's choices.
+        kept_tensors: tensors whose values must stay.
+        training: how batch norms in training are folded for training; None if they are
+            not. In the bodies of functions they never are.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class Folder:
         self._unmoved: dict[Operation, str] = {}
 
     def run(self) -> FoldReport:
-        """Fold what can be folded."""
+        """Fold the batch norms that can be folded."""
         before = state.count_ops(self._graph)
         with creation.neutral(self._graph):
             in_training = self._train()
@@ -87,7 +87,7 @@ class Folder:
         return FoldReport(folded, self._report(refused, left), counter)
 
     def _train(self) -> dict[Operation, tuple[Norm, Obstacle]]:
-        """Fold the norms in training; return those that are left."""
+        """Fold the batch norms in training; return those that are left."""
         if self._training is None:
             return {}
         scope = self._choices.scope
@@ -99,7 +99,7 @@ class Folder:
         return refused
 
     def refusals(self) -> tuple[Refused, ...]:
-        """Return what will be refused, as far as that can be told beforehand."""
+        """Return the refusals that are known beforehand."""
         planner = self._planner()
         behind = planner.behind_layers()
         refused = self._refused(behind)
@@ -122,7 +122,7 @@ class Folder:
         behind: list[tuple[Norm, Obstacle]],
         left: list[tuple[Norm, Obstacle]],
     ) -> tuple[Refused, ...]:
-        """Return what is left, with the reason that tells more.
+        """Return the batch norms that are left, with the reason that tells more.
 
         That is the one about the layer before the norm, if there is such a layer.
         """
@@ -142,10 +142,10 @@ class Folder:
         return tuple(LayerNames(self._graph).noted(entries, "norm"))
 
     def _clear(self, plan: FoldPlan) -> bool:
-        """Change what stands between norms and their layers; tell whether anything did.
+        """Change the ops between batch norms and layers; tell whether any did.
 
-        Calls of one convolution give way to it, slices of a stack to what was stacked,
-        and norms of several layers are moved to each of them.
+        Calls of one convolution give way to it, slices of a stack to the stacked
+        tensor, and batch norms of several layers are moved to each of them.
         """
         in_the_way = _in_the_way(plan.refused)
         cleared = 0
@@ -158,7 +158,7 @@ class Folder:
         return bool(self._move(branched) or cleared)
 
     def _move(self, branched: Sequence[Branched]) -> bool:
-        """Move norms to the layers of their branches; tell whether any was moved.
+        """Move batch norms to the layers of their branches; tell whether any was moved.
 
         Those that lie between another one and its layers go along with that.
         """
@@ -190,7 +190,7 @@ class Folder:
         return Planner(self._graph, kept_ids, self._choices)
 
     def _refused(self, plan: FoldPlan) -> list[tuple[Norm, Obstacle]]:
-        """Return what is refused before anything is built."""
+        """Return the refusals before anything is built."""
         refused = list(plan.refused)
         for entry in plan.branched:
             objection = self._objection_to(entry)
@@ -219,7 +219,7 @@ class Folder:
         return any(t.op is op for t in self._kept)
 
     def _apply(self, plan: FoldPlan) -> list[tuple[Norm, Obstacle]]:
-        """Carry out a plan; return what is refused, then or now."""
+        """Carry out a plan; return the refusals, then or now."""
         refused = self._refused(plan)
         staying = [fold for fold in plan.folds if build.can_stay(fold)]
         held_ends = build.held_ends(self._graph, staying, self._kept)
@@ -252,10 +252,7 @@ class Folder:
     def _replace(
         self, built: Mapping[Operation, Tensor]
     ) -> tuple[dict[Operation, Operation], dict[str, str]]:
-        """Let what reads the ends of norms read what is built instead.
-
-        Args:
-            built: what is built for each end.
+        """Let readers of the ends of batch norms read the replacements.
 
         Returns:
             The ops that make that; and for each end that is left, by name, the reason.
@@ -281,7 +278,7 @@ class Folder:
         )
         edits.set_results(self._graph, [done.current(t) for t in results])
         reasons = {end.name: reason for end, reason in done.refused.items()}
-        # What was built in vain counts no more.
+        # Ops that were built in vain no longer count.
         Liveness(self._graph).retire(
             [t.op for end, t in built.items() if end.name in reasons], lambda op: False
         )
@@ -307,7 +304,7 @@ class Folder:
 
 
 def _stated(before: Obstacle) -> str:
-    """Return what comes before a norm as the end of a sentence."""
+    """Return the op before a norm as the end of a sentence."""
     if not before.op.inputs:
         return "no layer comes before the norm"
     return f"'{before.op.name}' {before.reason}"
@@ -327,7 +324,7 @@ def _cleared(op: Operation) -> Tensor:
 def _standing_in(
     end: Operation, folds: Mapping[Operation, Fold], into: Mapping[Operation, Operation]
 ) -> Operation:
-    """Return what does the work of a fold: where others took it along, one of them."""
+    """Return the replacement of a fold: where others took it along, one of them."""
     while end not in into:
         end = next(
             other

@@ -32,14 +32,14 @@ from geutil.select.networks.provenance import Origin, Origins
 
 
 class WaysOn:
-    """Plans the folds of norms into the layers behind them.
+    """Plans the folds of batch norms into the layers behind them.
 
     Args:
         origins: of the tensors of the graph.
-        liveness: who reads what.
+        liveness: the readers of ops.
         kept_ids: the ids of the tensors that are read from outside.
-        steps: the ops of all norms.
-        moving: what stands in for statistics of the batch, for each norm.
+        steps: the ops of all batch norms.
+        moving: the replacements of statistics of the batch, for each norm.
     """
 
     def __init__(
@@ -57,13 +57,12 @@ class WaysOn:
         self._moving = moving
 
     def from_norm(self, norm: Norm, ahead: dict[Operation, Fold]) -> Fold | Obstacle:
-        """Return the fold of a norm into the layer behind it, or what is in the way.
+        """Return the fold of a norm into the layer behind it, or the obstacle.
 
         Args:
             norm: the norm.
-            ahead: the folds that are planned for norms behind it, by their first ops.
-
-        Cost: linear in the ops between the norm and the layer.
+            ahead: the folds that are planned for batch norms behind it, by their first
+                ops.
         """
         links = as_links(norm.steps)
         axis = next((step.axis for step in norm.steps if step.axis is not None), None)
@@ -181,7 +180,7 @@ class WaysOn:
     def _bias(self, layer: Layer) -> tuple[Link, ...]:
         """Return the ops up to the one that adds the bias of a layer, if there is one.
 
-        They belong to the layer if nothing else reads what lies between.
+        They belong to the layer if nothing else reads the ops between.
         """
         links: list[Link] = []
         tensor, axis = layer.result, layer.axis
@@ -208,12 +207,11 @@ class WaysOn:
 
 @dataclass(frozen=True, eq=False)
 class FoldPlan:
-    """What is folded, and what is not.
+    """The planned folds, and the batch norms that are left.
 
     Attributes:
-        folds: one for each layer.
-        refused: each norm that is left, with what stands in the way.
-        branched: norms that can be folded once they are moved to several layers.
+        refused: each norm that is left, with the obstacle.
+        branched: batch norms that can be folded once they are moved to several layers.
     """
 
     folds: list[Fold] = field(default_factory=list)
@@ -223,7 +221,7 @@ class FoldPlan:
 
 @dataclass(frozen=True)
 class Choices:
-    """What the caller asks for; see `fold_batch_norms`."""
+    """The choices of the caller; see `fold_batch_norms`."""
 
     scope: tuple[str, ...] | None = None
     clone_shared: bool = False
@@ -231,15 +229,7 @@ class Choices:
 
 
 class Planner:
-    """Plans the folds of a graph as it is now.
-
-    Args:
-        graph: the graph.
-        kept_ids: the ids of the tensors that are read from outside.
-        choices: what the caller asks for.
-
-    Cost: linear in ops and edges.
-    """
+    """Plans the folds of a graph as it is now."""
 
     def __init__(
         self, graph: Graph, kept_ids: Collection[int], choices: Choices
@@ -271,7 +261,7 @@ class Planner:
         )
 
     def behind_layers(self) -> FoldPlan:
-        """Plan to fold norms into the layers before them."""
+        """Plan to fold batch norms into the layers before them."""
         plan = FoldPlan()
         folds: dict[Operation, Fold] = {}
         for norm in self._norms:
@@ -301,11 +291,12 @@ class Planner:
         return plan
 
     def before_layers(self, norms: Sequence[Norm]) -> FoldPlan:
-        """Plan to fold norms into the layers behind them.
+        """Plan to fold batch norms into the layers behind them.
 
         Args:
-            norms: the norms that no layer before them takes in; by the names of the
-                ops they end in, since other folds may have come in between.
+            norms: the batch norms that no layer before them takes in; by the
+                names of the ops they end in, since other folds may have come in
+                between.
         """
         plan = FoldPlan()
         ends = {norm.result.op for norm in norms}

@@ -39,25 +39,25 @@ def fold_batch_norms(
     """Fold batch normalization into the layers before it, or behind it.
 
     A batch norm at inference multiplies each channel by a number and adds another. A
-    layer that is linear in its weights takes both in: the layer with other weights and
-    one bias is left. Constants are folded in float64; of variables, new ops compute the
-    weights, and the variables are left as they are. The old ops stay in the graph, and
-    nothing reads them any more. A norm of layers that are added, joined or stacked is
-    folded into each of them, and one behind average pooling or a resized image into the
-    layer before that.
+    layer that is linear in its weights takes both in: the layer with other weights, and
+    one bias, is left. Constants are folded in float64; of variables, new ops compute
+    the weights, and the variables are left as they are. The old ops stay in the graph,
+    and nothing reads them any more. A norm of layers that are added, joined or stacked
+    is folded into each of them, and one behind average pooling or a resized image into
+    the layer before that.
 
     With `is_training` batch norms that normalize by the statistics of the batch are
     folded, too, before gradients are built: in a v1 graph, or in the FuncGraph of a
     function while it is traced (`tf.gradients` sees the fold, a tape that was open
     before does not). Weights take in the moving variance, so that they can be quantized
-    as they will be deployed; a factor behind the layer corrects the difference from the
-    batch's (Krishnamoorthi 2018, arXiv 1806.08342, section 3.2.2). Values and gradients
+    as they will be deployed; the difference of the batch's is corrected behind the
+    layer (Krishnamoorthi 2018, arXiv 1806.08342, section 3.2.2). Values and gradients
     stay. The old layer goes on being computed, for the statistics, or these are taken
     of the folded layer, which then runs alone.
 
-    Norms in the bodies of loops, of conditionals and of functions that are called are
-    folded there, if their layer is in the same body and its weights reach the body as
-    constants or variables. All signatures of a model are folded.
+    Batch norms in the bodies of loops, of conditionals and of functions that are called
+    are folded there, if their layer is in the same body and its weights reach the body
+    as constants or variables. All signatures of a model are folded.
 
     A norm that nothing reads, such as one that is fetched, or returned by a function
     that is being traced, is folded too. Where it ends in a sum that op stays, and
@@ -69,22 +69,22 @@ def fold_batch_norms(
         is_training: fold batch norms in training for training. Norms at inference, of
             frozen layers for example, are folded as always.
         freeze_batch_norm_delay: the training step, counted from 1, from which on batch
-            norms use the moving statistics, which stop moving. An int64 variable
+            norms take the moving statistics, which stop moving. An int64 variable
             `fake_quantization_step` counts the steps; `tf.where` chooses, so that both
             are computed at each step. None never changes over, and counts nothing.
         step: an int64 variable to count in, for functions that are traced more than
             once; None makes one.
-        statistics: the source of the batch's statistics. "exact" takes them of the
-            layer as it was, which is run besides: weights may be quantized, and they
-            stay those of the float weights. "one_pass" takes them of the folded layer,
-            divided by the factor of its weights: each layer runs once, and where its
-            weights are quantized the batch norm normalizes their result, as deployed.
-            Until they are, both are the norm as it was, up to rounding. Weights are
-            scaled by gamma / sqrt(moving variance + epsilon) in both. Where the moving
-            variance is far from the batch's, symmetric ranges by channel scale along,
-            and quantized weights are the same multiples; of one range for the whole
-            tensor channels whose moving variance is too high get too few steps, until
-            the averages have settled.
+        statistics: the tensor that the statistics of the batch are of. "exact" takes
+            them of the layer as it was, which is run besides: weights may be quantized,
+            and they stay those of the float weights. "one_pass" takes them of the
+            folded layer, divided by the factor of its weights: each layer runs once,
+            and where its weights are quantized the norm normalizes their result, as it
+            is deployed. Until they are, both are the norm as it was, up to rounding.
+            Weights are scaled by gamma / sqrt(moving variance + epsilon) in both. Where
+            the moving variance is far from the batch's, symmetric ranges by channel
+            scale along, and quantized weights are the same multiples; of one range for
+            the whole tensor channels whose moving variance is too high get too few
+            steps, until the averages have settled.
         scope: a name scope, with or without a slash at its end, or a Keras layer, by
             its name, its path or as it is: only batch norms in it; None is all.
         strict: raise if a norm was refused.
@@ -93,11 +93,11 @@ def fold_batch_norms(
             that the graph updates. Ops that update them stay, and are run if somebody
             asks for them; the fold reads the values from before.
         clone_shared: where something else reads the layer too, compute it twice.
-        keep: ops, tensors, names of these and Keras layers whose values stay, since
-            they are fetched by name. Norms that cannot be folded without changing them
-            are refused.
-        outputs: tensors of a graph: only batch norms that they depend on are folded.
-            None are all; in a replica of `tf.distribute`, those of that replica.
+        keep: ops, tensors, names of these and Keras layers whose values must stay,
+            since they are fetched by name. Norms that cannot be folded without changing
+            them are refused.
+        outputs: tensors of a graph: only the batch norms that they depend on are looked
+            at. None are all; in a replica of `tf.distribute`, those of that replica.
 
     Returns:
         Every batch norm, folded or refused with the reason.
@@ -105,7 +105,7 @@ def fold_batch_norms(
     Raises:
         ArgumentTypeError: the first argument is no graph and no model, or keep holds
             something else than ops and tensors.
-        SelectionError: an element of `keep`, or an output, is of another graph.
+        SelectionError: an element of keep, or an output, is of another graph.
         FoldError: with `strict`, a norm in the scope was refused; nothing is changed.
             Or arguments contradict each other.
         TransformError: the graph counts its steps in another variable than `step`.
@@ -144,7 +144,7 @@ def _fold(
     *,
     strict: bool,
 ) -> FoldReport:
-    """Fold what is asked for in all places."""
+    """Fold the requested batch norms in all places."""
     scopes = choices.scope
     folders = [
         Folder(place, choices, kept_tensors, training) for place in places.listed
@@ -196,12 +196,7 @@ def _training(
     statistics: str,
     assume_inference: bool,
 ) -> Training | None:
-    """Return what the caller asks for in training; None if that is nothing.
-
-    Raises:
-        ArgumentTypeError: an argument is of another type.
-        FoldError: arguments contradict each other.
-    """
+    """Return the caller's choices in training; None if that is nothing."""
     if is_training and assume_inference:
         raise FoldError("is_training=True and assume_inference=True exclude each other")
     training = Training(delay, step, statistics)
@@ -217,7 +212,7 @@ def _training(
 
 
 def _scopes(scope: Any, places: Places) -> tuple[str, ...] | None:
-    """Return the scopes that a scope or layer stands for, as reports name them."""
+    """Return the scopes that a scope or layer corresponds to, as reports name them."""
     if isinstance(scope, str):
         graphs = [place.graph for place in places.listed if not place.prefix]
         if any(p.prefix and p.prefix.startswith(scope) for p in places.listed):

@@ -19,6 +19,7 @@ from geutil.batchnorm.channel_affine import (
 )
 from geutil.graph import adjacency, replicas, types
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import walk
 from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.batch_norms import FusedNorm, fused_norm
 from geutil.select.networks.layers import layer_of
@@ -42,17 +43,17 @@ class Norm:
 
     @property
     def input(self) -> Tensor:
-        """What is normalized."""
+        """The tensor that is normalized."""
         return self.steps[0].data
 
     @property
     def result(self) -> Tensor:
-        """What it is normalized to."""
+        """The result."""
         return self.steps[-1].result
 
     @property
     def parameters(self) -> list[Tensor]:
-        """What its steps combine the data with."""
+        """The operands that its steps combine the data with."""
         return [t for step in self.steps for t in step.parameters]
 
     @property
@@ -67,21 +68,15 @@ def find_norms(graph: Graph, origins: Origins, liveness: Liveness) -> list[Norm]
     A batch norm is a fused op, or a run of steps that multiply by, or divide by, the
     root of a parameter and a small constant, and shift. Steps around those belong to it
     that subtract a mean before, or scale and shift behind. Layer norms are none: they
-    divide by the root of what depends on each example. Where constants were folded no
-    root is left: a layer, and then a multiplication and an addition of vectors.
-
-    Args:
-        graph: the graph.
-        origins: of its tensors.
-        liveness: ops that earlier folds left without readers are left out.
-
-    Cost: linear in ops and edges.
+    divide by the root of a value that depends on each example. Where constants were
+    folded, and in models of TFLite files, no root is left: a layer, and then a
+    multiplication and an addition of parameters that are vectors.
     """
     return _Finder(graph, origins, liveness).find()
 
 
 def is_correction(norm: Norm, origins: Origins) -> bool:
-    """Tell whether what looks like a norm is what a fold for training left.
+    """Tell whether an apparent norm is the correction that a fold for training left.
 
     Behind a layer it multiplies by a quotient of two roots, of a moving variance and of
     the batch's; a norm takes only one.
@@ -109,7 +104,7 @@ class _Finder:
                 self._steps[op] = step
 
     def find(self) -> list[Norm]:
-        """Return the norms."""
+        """Return the batch norms."""
         norm_steps = [self._whole(group) for group in self._groups()]
         norm_ops = {step.op for steps in norm_steps for step in steps}
         bare = [
@@ -133,7 +128,7 @@ class _Finder:
         ]
 
     def _groups(self) -> Iterable[list[AffineStep]]:
-        """Return fused norms, and runs of steps that share the root of a variance."""
+        """Return fused batch norms, and steps that share the root of a variance."""
         groups: list[list[AffineStep]] = []
         group_of: dict[Operation, list[AffineStep]] = {}
         for op, step in self._steps.items():
@@ -221,19 +216,18 @@ class _Finder:
     def _bare(
         self, scale: AffineStep, norm_ops: Collection[Operation]
     ) -> list[AffineStep]:
-        """Return a scale and a shift by constants, if a layer comes before them."""
-        if scale.kind not in (Kind.MULTIPLY, Kind.DIVIDE) or not self._is_constant(
+        """Return a scale and a shift by parameters, if a layer comes before them."""
+        if scale.kind not in (Kind.MULTIPLY, Kind.DIVIDE) or not self._is_by_parameter(
             scale
         ):
             return []
         shift = self._behind(scale)
-        if shift is None or not shift.adds or not self._is_constant(shift):
+        if shift is None or not shift.adds or not self._is_by_parameter(shift):
             return []
         if shift.op in norm_ops:
             return []
         waiting = [scale.data.op]
-        while waiting:
-            op = waiting.pop()
+        for op in waiting:
             if layer_of(op, self._origins) is not None:
                 continue
             link = link_of(op, self._origins)
@@ -247,9 +241,9 @@ class _Finder:
             waiting.append(link.data.op)
         return [scale, shift]
 
-    def _is_constant(self, step: AffineStep) -> bool:
+    def _is_by_parameter(self, step: AffineStep) -> bool:
         (operand,) = step.parameters
-        return step.axis is not None and self._origins.of(operand) is Origin.CONSTANT
+        return step.axis is not None and self._origins.is_parameter(operand)
 
 
 def _measures_only(op: Operation, liveness: Liveness) -> bool:
@@ -265,21 +259,18 @@ def _scope(steps: list[AffineStep]) -> str:
 
 
 def measures_only(op: Operation, origins: Origins, liveness: Liveness) -> bool:
-    """Tell whether all that comes of an op of data is statistics of the batch.
+    """Tell whether all that comes of an op of data is statistics of the batch."""
 
-    Cost: linear in the ops between it and the statistics.
-    """
-    waiting, seen = [op], {op}
-    while waiting:
-        op = waiting.pop()
-        if origins.of(op.outputs[0]) is Origin.BATCH if op.outputs else False:
-            continue
-        readers = liveness.readers(op)
-        if op.type not in _MEASURING or not readers:
-            return False
-        waiting += [reader for reader in readers if reader not in seen]
-        seen |= readers
-    return True
+    def measured(op: Operation) -> bool:
+        return bool(op.outputs) and origins.of(op.outputs[0]) is Origin.BATCH
+
+    def readers(op: Operation) -> Collection[Operation]:
+        return () if measured(op) else liveness.readers(op)
+
+    return all(
+        measured(op) or (op.type in _MEASURING and liveness.readers(op))
+        for op in walk([op], readers)
+    )
 
 
 _MEASURING = frozenset(

@@ -39,7 +39,6 @@ class Obstacle:
     """Why there is no way.
 
     Attributes:
-        reason: why.
         op: the op that stands in it.
         no_layer: whether that is because the norm is not behind a layer.
     """
@@ -54,7 +53,6 @@ class Path:
     """A layer and the ops up to the end of a batch norm, in order.
 
     Attributes:
-        layer: the layer.
         links: the ops behind it; the last is the last step of the norm.
         shared: ops outside that read something on the way.
     """
@@ -69,7 +67,6 @@ class Start:
     """Where a way begins.
 
     Attributes:
-        tensor: what is the data there.
         links: the ops from there on, in order.
         layer: the layer that makes it; None if no layer does.
     """
@@ -85,9 +82,8 @@ class Ways:
 
     Attributes:
         origins: of the tensors of the graph.
-        liveness: who reads what.
         kept_ids: the ids of tensors that are read from outside, such as outputs.
-        barred: the steps of norms that may not be folded.
+        barred: the steps of batch norms that may not be folded.
     """
 
     origins: Origins
@@ -96,10 +92,7 @@ class Ways:
     barred: Mapping[Operation, Norm] = field(default_factory=dict)
 
     def path_to(self, norm: Norm) -> Path | Obstacle:
-        """Return the way from the layer before a batch norm to its end.
-
-        Cost: linear in the ops between the two, and in what reads them.
-        """
+        """Return the way from the layer before a batch norm to its end."""
         start = self.start_of(norm.input)
         if isinstance(start, Obstacle):
             return start
@@ -109,10 +102,7 @@ class Ways:
         return self.path(start.layer, links, training=norm.training)
 
     def start_of(self, tensor: Tensor) -> Start | Obstacle:
-        """Walk back from a tensor to a layer, or as far as there are links.
-
-        Cost: linear in the ops on the way.
-        """
+        """Walk back from a tensor to a layer, or as far as there are links."""
         links: list[Link] = []
         taken: Operation | None = None
         while (layer := layer_of(tensor.op, self.origins)) is None:
@@ -140,7 +130,7 @@ class Ways:
     def path(
         self, layer: Layer, links: Sequence[Link], *, training: bool = False
     ) -> Path | Obstacle:
-        """Return the path of a layer and links behind it, or what is in the way."""
+        """Return the path of a layer and links behind it, or the obstacle."""
         objection = across(layer.axis, links)
         if objection is not None:
             return objection
@@ -152,16 +142,7 @@ class Ways:
     def readers_between(
         self, start: Tensor, links: Sequence[Link], *, training: bool = False
     ) -> list[Operation] | Obstacle:
-        """Return what else reads the data between a tensor and the last of some links.
-
-        Args:
-            start: the tensor.
-            links: the ops that it goes through, in order.
-            training: whether statistics may be read on the way.
-
-        Returns:
-            The readers; or the op whose result is asked for as it is.
-        """
+        """Return the other readers of the data from a tensor to the last link."""
         on_the_way = [start, *(link.op.outputs[0] for link in links[:-1])]
         for t in on_the_way:
             if id(t) in self.kept_ids:
@@ -196,7 +177,7 @@ def outside_readers(
 
 
 def across(axis: int, links: Sequence[Link]) -> Obstacle | None:
-    """Return what loses the channels, or treats another axis as channels."""
+    """Return the op that loses the channels, or treats another axis as channels."""
     for link in links:
         if link.step is not None:
             if link.step.axis not in (None, axis):
@@ -214,7 +195,7 @@ def across(axis: int, links: Sequence[Link]) -> Obstacle | None:
 
 
 def misfit(links: Iterable[Link], count: int) -> Obstacle | None:
-    """Return what has another number of channels than a layer, or one not known."""
+    """Return an op with another number of channels than a layer, or an unknown one."""
     for link in links:
         if link.step is not None and not _fits(link.step, count):
             return Obstacle(

@@ -1,12 +1,11 @@
-"""Layers folded for training that run once: statistics of what they make folded.
+"""Layers folded for training that run once: statistics of their folded results.
 
 With s(v) = sqrt(v + epsilon), weights take in scale = gamma / s(moving variance), and
-are quantized so. Of what the layer makes of them, z, the statistics of the batch are
-taken, and divided by the scale:
+are quantized so. The statistics of the batch are taken of the layer's result with them,
+z, and divided by the scale:
 
-    mean     = mean(z) / scale
-    variance = variance(z) / scale^2
-    y        = z * (gamma / s(variance)) / scale + beta - gamma * mean / s(variance)
+    mean     = mean(z) / scale variance = variance(z) / scale^2 y        = z * (gamma /
+    s(variance)) / scale + beta - gamma * mean / s(variance)
 
 That is the batch norm in training of a layer with the weights quantized(weights *
 scale) / scale, for any scale (after Krishnamoorthi 2018, arXiv 1806.08342, section
@@ -37,9 +36,9 @@ from geutil.batchnorm.channel_affine import Link, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.batchnorm.training_build import (
     Built,
+    BuiltNorm,
     Corrected,
     Freeze,
-    Made,
     TrainingFold,
     averaged,
     beside,
@@ -61,11 +60,9 @@ LEAST_GAMMA = 2.0**-10
 
 
 class Measured(NamedTuple):
-    """The statistics of what a norm reads, taken of a layer with scaled weights.
+    """The statistics of a norm's input, taken of a layer with scaled weights.
 
     Attributes:
-        mean: the mean, shape [C].
-        variance: the biased variance, shape [C].
         count: how many values each is of, an int64 scalar.
     """
 
@@ -77,11 +74,11 @@ class Measured(NamedTuple):
 def corrected(
     scale: Value, batch: Affine, moving: Affine, frozen: Value | None
 ) -> Corrected:
-    """Return what becomes of a layer that runs once.
+    """Return the corrections of a layer that runs once.
 
     Args:
-        scale: what its weights are multiplied by, shape [C].
-        batch: what is done to each channel with the statistics of the batch.
+        scale: the factor of its weights, shape [C].
+        batch: the affine map of each channel with the statistics of the batch.
         moving: the same with the moving ones; without a freeze its offset is not used.
         frozen: whether the freeze has come, a scalar; None if it never does.
 
@@ -103,12 +100,8 @@ def corrected(
     )
 
 
-def scale_for_weights(scale: Value, made: Made) -> Value:
+def scale_for_weights(scale: Value, made: BuiltNorm) -> Value:
     """Return the scale of a norm without gradients, and never near zero.
-
-    Args:
-        scale: gamma / s(variance), of the norm and what is before it.
-        made: the norm with this variance.
 
     Example:
         >>> import tensorflow as tf
@@ -130,8 +123,7 @@ def build_one_pass(
     Args:
         fold: the fold.
         freeze: whether the freeze has come.
-        end_stays: let what is built end in the sum, as the fold does; else it is where
-            the norm begins.
+        end_stays: end in the sum, as the fold does; else it is where the norm begins.
     """
     statistics = fold.statistics
     average = statistics.moving_mean
@@ -171,7 +163,7 @@ def build_one_pass(
 
 
 def settle_statistics(fold: TrainingFold, built: Built) -> None:
-    """Let moving averages follow what was measured, and retire the old layer.
+    """Let moving averages follow the measured statistics, and retire the old layer.
 
     If somebody else reads that it goes on being computed.
     """
@@ -194,11 +186,11 @@ def settle_statistics(fold: TrainingFold, built: Built) -> None:
 def _layer(
     fold: TrainingFold, scale: Value
 ) -> tuple[Tensor, int, tuple[tuple[Tensor, Tensor], ...]]:
-    """Copy a layer with scaled weights, and what moves its data to the norm.
+    """Copy a layer with scaled weights, and the ops between it and the norm.
 
     Returns:
-        What the norm would read, scaled and without a bias; the axis of the channels;
-        old tensors, and new ones of the same shapes.
+        The norm's input, scaled and without a bias; the axis of the channels; old
+        tensors, and new ones of the same shapes.
     """
     layer = fold.layer
     weights = scaled_weights(layer, scale)
@@ -215,16 +207,16 @@ def _layer(
 
 
 def _measured(tensor: Tensor, axis: int, scale: Value, added: Affine) -> Measured:
-    """Return the statistics of what a norm reads.
+    """Return the statistics of a norm's input.
 
-    They end in a division by what has no gradients, which is how stripping finds them:
+    They end in a division by a tensor without gradients, by which stripping finds them:
     see `geutil.select.networks.batch_norms.measured_moment`.
 
     Args:
-        tensor: the same, each channel multiplied by `scale`, without what `added` does.
+        tensor: the same, each channel multiplied by `scale`, without `added`.
         axis: the axis of the channels, counted from the end.
         scale: shape [C].
-        added: what is done to each channel between the layer and the norm.
+        added: the affine map of each channel between the layer and the norm.
     """
     rank = tensor.shape.rank
     axes = [i for i in range(rank) if i != axis % rank]

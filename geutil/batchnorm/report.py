@@ -1,4 +1,4 @@
-"""The report of a fold: what it did, and what it did not do and why."""
+"""The report of a fold: the folds, and the refusals with their reasons."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Folded:
         signature: of a model, the signature whose graph it is in; "" for graphs.
         keras_layer: the path of the Keras layer that the norm is in; "" if none is.
 
-    Names in the body of a function begin with the function's name and a slash.
+    Names in the body of a function begin with the function's, and a slash.
     """
 
     norm: str

@@ -1,4 +1,4 @@
-"""The graphs that norms are folded in.
+"""The graphs that batch norms are folded in.
 
 Of a model and of its functions, with constants passed to them.
 
@@ -27,15 +27,13 @@ SIGNS = op_types.FUSED_NORMS | ROOTS
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """A graph that norms are folded in.
+    """A graph that batch norms are folded in.
 
     Attributes:
-        graph: the graph.
-        prefix: what the names of its ops begin with in reports.
+        prefix: the prefix of its ops' names in reports.
         signature: of a model, the signature that it belongs to.
         fixed: why nothing can be changed in it; "" if it can.
         function: of the body of a function that a graph calls, the function.
-        inputs: of a body, its arguments.
         sinks: of a body, the ops that read its results, and nothing else.
         callers: of a body, all that calls it.
     """
@@ -53,15 +51,9 @@ class Place:
 class Places:
     """The places of a graph or model.
 
-    Args:
-        graph_or_model: a graph, or a model with its signatures and functions.
-
     Attributes:
         listed: the places, that of the graph or model itself first.
-        unopened: functions that may hold norms and cannot be opened.
-
-    Raises:
-        ArgumentTypeError: it is neither.
+        unopened: functions that may hold batch norms and cannot be opened.
     """
 
     def __init__(self, graph_or_model: Any) -> None:
@@ -178,13 +170,10 @@ Sunk = list[tuple[Tensor, Tensor]]
 
 
 def constants_passed(places: Sequence[Place]) -> list[Passed]:
-    """Return, for each place, the arguments that are constants, if norms may read them.
+    """Return for each place the constant arguments that batch norms may read.
 
-    An argument is a constant if all callers pass the same one, and loops hand it on as
+    An argument is a constant if all callers pass the same one, and loops forward it as
     it is. Nothing is changed.
-
-    Args:
-        places: bodies, and the graphs that call them, callers first.
 
     Cost: linear in the ops of the bodies, and in the bytes of the constants.
     """
@@ -219,13 +208,13 @@ def sink_constants(place: Place, passed: Passed) -> Sunk:
 
 
 def raise_constants(sunk: Sunk) -> None:
-    """Let what reads sunk constants read the arguments again."""
+    """Let readers of sunk constants read the arguments again."""
     for argument, constant in sunk:
         reroute_ts([argument], [constant])
 
 
 def _wanted(places: Sequence[Place]) -> frozenset[int]:
-    """Return the ids of the bodies that may hold norms, and of those that call them."""
+    """Return the ids of bodies that may hold batch norms, and of their callers."""
     graph_ids: set[int] = set()
     for place in reversed(places):
         if id(place.graph) in graph_ids or _may_hold_norms(place.graph):

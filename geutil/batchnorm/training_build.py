@@ -9,22 +9,22 @@ from batch to batch, and with them their ranges when they are quantized. So the 
 take in gamma / s(moving variance) instead, and the difference is put right behind the
 layer (Krishnamoorthi 2018, arXiv 1806.08342, section 3.2.2, figures 7 and 8). There:
 
-    correction_scale  = s(variance) / s(moving variance)
-    correction_offset = gamma * (mean / s(variance) - moving mean / s(moving variance))
+    correction_scale  = s(variance) / s(moving variance) correction_offset = gamma *
+    (mean / s(variance) - moving mean / s(moving variance))
 
 The scale multiplies the weights that are folded with the batch's statistics,
 
     weights * gamma / s(variance) * correction_scale = weights * gamma / s(moving
     variance),
 
-and its reciprocal what the layer makes of them. In this product s(variance) cancels.
-It is left out from the start: it would add rounding, and gradients that cancel too.
+and its reciprocal the result of the layer. In this product s(variance) cancels. It is
+left out from the start: it would add rounding, and gradients that cancel too.
 
-Until the freeze the layer's result is divided by the scale and the bias is beta -
-gamma * mean / s(variance): the batch norm as it was. From the freeze on nothing is
-divided, and the correction offset is added to that bias, in which the batch's mean
-cancels in turn: beta - gamma * moving mean / s(moving variance) is left, the batch norm
-as it will be deployed.
+Until the freeze the layer's result is divided by the scale and the bias is beta - gamma
+* mean / s(variance): the batch norm as it was. From the freeze on nothing is divided,
+and the correction offset is added to that bias, in which the batch's mean cancels in
+turn: beta - gamma * moving mean / s(moving variance) is left, the batch norm as it will
+be deployed.
 """
 
 from __future__ import annotations
@@ -44,18 +44,19 @@ from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.graph import adjacency, creation
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
 from geutil.graph.types import Operation, Tensor
+from geutil.graph.walks import closure
 from geutil.select.networks.batch_norms import FusedNorm
 from geutil.select.networks.layers import Layer, data_format
 
 
 class Corrected(NamedTuple):
-    """What becomes of a layer.
+    """The corrected layer.
 
     Attributes:
-        weights: what its weights are multiplied by, shape [C].
-        result: what its result is multiplied by, shape [C]: 1 / correction_scale until
-            the freeze, 1 from then on.
-        bias: what is added then, shape [C].
+        weights: the factor of its weights, shape [C].
+        result: the factor of its result, shape [C]: 1 / correction_scale until the
+            freeze, 1 from then on.
+        bias: the term added then, shape [C].
     """
 
     weights: Value
@@ -66,10 +67,10 @@ class Corrected(NamedTuple):
 def corrected(
     batch: Affine, moving: Affine, ratio: Value, frozen: Value | None
 ) -> Corrected:
-    """Return what becomes of a layer whose batch norm is folded for training.
+    """Return the corrections of a layer whose batch norm is folded for training.
 
     Args:
-        batch: what is done to each channel with the statistics of the batch.
+        batch: the affine map of each channel with the statistics of the batch.
         moving: the same with the moving ones; without a freeze its offset is not used.
         ratio: s(moving variance) / s(variance), the reciprocal of correction_scale,
             shape [C]. It is not made of the two scales: gamma may be zero.
@@ -97,10 +98,6 @@ def corrected(
 def unbiased(variance: Value, count: Value) -> Value:
     """Return a variance with Bessel's correction: variance * count / (count - 1).
 
-    Args:
-        variance: the mean of squared differences from the mean.
-        count: of how many values; of one alone, nothing is corrected.
-
     Example:
         >>> import tensorflow as tf
         >>> float(unbiased(tf.constant(3.0), tf.constant(4.0)))
@@ -110,11 +107,10 @@ def unbiased(variance: Value, count: Value) -> Value:
 
 
 @dataclass(frozen=True, eq=False)
-class Made:
+class BuiltNorm:
     """A norm with some statistics.
 
     Attributes:
-        steps: what it does to the data.
         deviation: 1 / s of the variance, or s if `inverted`; a vector of channels.
         inverted: whether the graph divides by the root.
     """
@@ -123,7 +119,7 @@ class Made:
     deviation: Tensor
     inverted: bool
 
-    def ratio_to(self, other: Made) -> Value:
+    def ratio_to(self, other: BuiltNorm) -> Value:
         """Return s of the other's variance / s of this one's."""
         if self.inverted:
             return other.deviation / self.deviation
@@ -137,9 +133,7 @@ class Moments:
     A fused op hands no gradients to its statistics, so they are computed beside it.
 
     Attributes:
-        mean: the mean.
-        variance: the variance, biased.
-        results: of a fused op, what it returns as statistics; else None.
+        results: of a fused op, the statistics that it returns; else None.
     """
 
     mean: Tensor
@@ -170,7 +164,7 @@ def moments_of(statistics: Statistics) -> Moments:
 
 
 def averaged(norm: FusedNorm, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what a fused op returns as statistics; no gradients go through them."""
+    """Return the statistics that a fused op returns; no gradients go through them."""
     factor = norm.averaging_factor
     results = []
     for old_average, value in zip(norm.given, (mean, variance), strict=True):
@@ -182,7 +176,7 @@ def averaged(norm: FusedNorm, mean: Tensor, variance: Tensor) -> tuple[Tensor, T
 
 def with_statistics(
     statistics: Statistics, mean: Tensor | None, variance: Tensor
-) -> Made:
+) -> BuiltNorm:
     """Build a norm with other statistics than those of the graph.
 
     Args:
@@ -202,7 +196,7 @@ def with_statistics(
     return _copied(statistics, steps, replaced)
 
 
-def as_it_is(statistics: Statistics, moments: Moments) -> Made:
+def as_it_is(statistics: Statistics, moments: Moments) -> BuiltNorm:
     """Return a norm with the statistics of the batch."""
     if statistics.norm.fused is not None:
         return with_statistics(statistics, moments.mean, moments.variance)
@@ -221,7 +215,7 @@ def beside(op: Operation) -> Iterator[None]:
         yield
 
 
-def _fused(step: AffineStep, mean: Tensor | None, variance: Tensor) -> Made:
+def _fused(step: AffineStep, mean: Tensor | None, variance: Tensor) -> BuiltNorm:
     gamma, beta = step.op.inputs[1:3]
     root = tf.math.rsqrt(variance + float(step.op.get_attr("epsilon")))
     scale = root * gamma
@@ -230,13 +224,13 @@ def _fused(step: AffineStep, mean: Tensor | None, variance: Tensor) -> Made:
     if mean is not None:
         offset = beta - mean * scale
         steps.append(AffineStep(offset.op, Kind.ADD, 0, offset, step.axis))
-    return Made(tuple(steps), root, False)
+    return BuiltNorm(tuple(steps), root, False)
 
 
 def _copied(
     statistics: Statistics, steps: Sequence[AffineStep], replaced: dict[int, Tensor]
-) -> Made:
-    """Copy what lies between the statistics and the steps."""
+) -> BuiltNorm:
+    """Copy the ops between the statistics and the steps."""
     root = statistics.root
     operands = [s.operand for s in steps if s.operand is not None]
     replacement_by_id = dict(replaced)
@@ -253,7 +247,7 @@ def _copied(
     deviation = replacement_by_id.get(id(root.outputs[0]), root.outputs[0])
     with beside(root):
         vector = fold_arithmetic.as_vector(deviation)
-    return Made(
+    return BuiltNorm(
         tuple(
             s
             if s.operand is None
@@ -266,19 +260,9 @@ def _copied(
 
 
 def _between(ends: Sequence[Operation], starts: Sequence[Tensor]) -> list[Operation]:
-    """Return the ops that compute something, without those of some tensors, in order.
-
-    Cost: linear in the ops between.
-    """
+    """Return the ops behind `ends`, up to `starts`, in topological order."""
     stops = {id(t) for t in starts}
-    ops: dict[Operation, None] = {}
-    queue = list(ends)
-    while queue:
-        op = queue.pop()
-        if op in ops:
-            continue
-        ops[op] = None
-        queue += [t.op for t in op.inputs if id(t) not in stops]
+    ops = closure(ends, lambda op: [t.op for t in op.inputs if id(t) not in stops])
     return adjacency.topological_sort(ops)
 
 
@@ -298,7 +282,7 @@ class TrainingFold(Fold):
     """A batch norm in training, and the layer that takes it in.
 
     Attributes:
-        statistics: what the norm normalizes by.
+        statistics: the statistics that the norm normalizes by.
     """
 
     statistics: Statistics
@@ -306,13 +290,14 @@ class TrainingFold(Fold):
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """What was built for a fold.
+    """The ops built for a fold.
 
     Attributes:
-        result: what the folded layer makes, with its bias.
-        rest: what replaces further outputs of the fold's end; None for those that stay.
-        root: what has the root of the moving variance, and no longer reads it.
-        statistics: statistics of the batch, and what takes their place.
+        result: the result of the folded layer, with its bias.
+        rest: the replacements of further outputs of the fold's end; None for those that
+            stay.
+        root: the op that had the root of the moving variance, and no longer reads it.
+        statistics: statistics of the batch, and their replacements.
         shapes: tensors of the old layer, and new ones of the same shapes.
     """
 
@@ -335,8 +320,8 @@ def build_training(
     Args:
         fold: the fold.
         freeze: whether the freeze has come.
-        end_stays: let what is built end in the sum, as the fold does; else the sum is
-            where the first one was, the layer's bias perhaps.
+        end_stays: end in the sum, as the fold does; else the sum is where the first one
+            was, the layer's bias perhaps.
     """
     statistics = fold.statistics
     moments = moments_of(statistics)
@@ -364,11 +349,7 @@ def build_training(
 
 
 def settle(fold: TrainingFold, built: Built, freeze: Freeze) -> None:
-    """Stop the moving averages at the freeze, and let ref variables be read first.
-
-    Raises:
-        CycleError: what reads an average depends on its update.
-    """
+    """Stop the moving averages at the freeze, and let ref variables be read first."""
     statistics = fold.statistics
     graph = fold.end.graph
     variance = statistics.moving_variance

@@ -1,8 +1,9 @@
 """The fold of batch norms in training: planned and carried out.
 
-What nobody reads yet is held by the caller, who will build a loss on it or fetch it; an
-output of a function is held by the function. Where the norm ends in a sum, that op can
-read the folded layer and its bias. No other op can stand in for a fused norm.
+A tensor that nobody reads yet is kept by the caller, who will build a loss on it or
+fetch it; an output of a function is held by the function. Where the norm ends in a sum,
+that op can read the folded layer and its bias. No other op can stand in for a fused
+norm.
 """
 
 from __future__ import annotations
@@ -35,12 +36,10 @@ from geutil.transform.step_counter import (
 
 @dataclass(frozen=True, eq=False)
 class TrainingPlan:
-    """What is folded, and what is not; norms at inference are in neither.
+    """The planned folds, and the batch norms in training that are left.
 
     Attributes:
-        folds: one for each norm.
-        refused: for the last op of each norm that is left, the norm and what stands in
-            the way.
+        refused: for the last op of each norm that is left, the norm and the obstacle.
     """
 
     folds: list[TrainingFold] = field(default_factory=list)
@@ -57,16 +56,7 @@ def plan_training(
     freezes: bool,
     one_pass: bool = False,
 ) -> TrainingPlan:
-    """Plan to fold the norms in training of a graph into the layers before them.
-
-    Args:
-        graph: the graph.
-        scope: name scopes: only norms in them; None is all.
-        freezes: whether moving averages are to stop.
-        one_pass: whether statistics are taken of the folded layers.
-
-    Cost: linear in ops and edges.
-    """
+    """Plan to fold a graph's batch norms in training into the layers before them."""
     planner = _Planner(graph, scope, freezes, one_pass)
     plan = TrainingPlan()
     for norm in find_norms(graph, planner.origins, planner.liveness):
@@ -136,7 +126,7 @@ class _Planner:
 
 
 def can_stay(fold: TrainingFold) -> bool:
-    """Tell whether the end adds each channel's number to what it reads."""
+    """Tell whether the end adds each channel's number to its input."""
     step = fold.statistics.norm.steps[-1]
     if fold.end.type not in op_types.ADDITIONS or step.operand is None:
         return False
@@ -150,7 +140,7 @@ def stay(fold: TrainingFold, built: Built) -> None:
 
     Args:
         fold: a fold whose end can stay.
-        built: what was built for it; the sum there is not needed any more.
+        built: the ops built for it; the sum there is not needed any more.
     """
     last, sum_op = fold.links[-1], built.result.op
     with creation.surroundings_of(last.op):
@@ -162,20 +152,14 @@ def stay(fold: TrainingFold, built: Built) -> None:
 
 @dataclass(frozen=True)
 class Training:
-    """What the caller asks for in training; see `fold_batch_norms`."""
+    """The caller's choices in training; see `fold_batch_norms`."""
 
     delay: int | None = None
     step: Any = None
     statistics: str = EXACT
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense.
-
-        Raises:
-            ArgumentTypeError: an argument is of another type.
-            FoldError: the delay is negative, there is a step without one, or there are
-                no such statistics.
-        """
+        """Refuse impossible choices."""
         delay = self.delay
         if not isinstance(self.statistics, str):
             raise ArgumentTypeError(
@@ -204,7 +188,7 @@ class Training:
             check_step_variable(self.step)
 
     def plan(self, graph: Graph, scope: tuple[str, ...] | None) -> TrainingPlan:
-        """Return what will be folded, and what will not."""
+        """Return the plan: folds, and batch norms that are left."""
         return plan_training(
             graph,
             scope,
@@ -215,13 +199,13 @@ class Training:
     def build(
         self, fold: TrainingFold, freeze: Freeze, *, end_stays: bool = False
     ) -> Built:
-        """Build what takes the place of a norm and its layer."""
+        """Build the replacement of a norm and its layer."""
         if self.statistics == ONE_PASS:
             return one_pass.build_one_pass(fold, freeze, end_stays=end_stays)
         return training_build.build_training(fold, freeze, end_stays=end_stays)
 
     def settle(self, fold: TrainingFold, built: Built, freeze: Freeze) -> None:
-        """Settle what moves the averages, once the norm is replaced."""
+        """Settle the updates of the averages, once the norm is replaced."""
         if self.statistics == ONE_PASS:
             one_pass.settle_statistics(fold, built)
         training_build.settle(fold, built, freeze)
@@ -232,7 +216,7 @@ class Training:
         return None if counter is None else counter.variable
 
     def freeze(self, graph: Graph) -> Freeze:
-        """Return what tells whether moving averages have stopped.
+        """Return the condition that moving averages have stopped.
 
         One comparison for all folds, made when the first needs it: a graph without
         folds gets no counter.
@@ -255,11 +239,11 @@ class Training:
 def fold_in_training(
     graph: Graph, scope: tuple[str, ...] | None, training: Training
 ) -> tuple[list[Folded], dict[Operation, tuple[Norm, Obstacle]]]:
-    """Fold the norms in training of a graph.
+    """Fold the batch norms in training of a graph.
 
     Returns:
-        What was folded; and for the last op of each norm that was refused, the norm
-        and what stands in the way.
+        The folds; and for the last op of each norm that was refused, the norm and the
+        obstacle.
     """
     plan = training.plan(graph, scope)
     refused = dict(plan.refused)
@@ -289,11 +273,7 @@ def _replace(
     training: Training,
     freeze: Freeze,
 ) -> dict[Operation, Operation | Obstacle]:
-    """Let what reads the ends of folds read what is built instead.
-
-    Returns:
-        For each end what does its work now, or why nothing does.
-    """
+    """Let readers of the ends of folds read the replacements."""
     if not folds:
         return {}
     built: dict[Operation, Built] = {}

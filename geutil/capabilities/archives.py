@@ -1,4 +1,4 @@
-"""The powers of files of Keras and TFLite."""
+"""The capabilities of files of Keras and TFLite."""
 
 from __future__ import annotations
 
@@ -40,11 +40,7 @@ _FOREIGN = frozenset(
 
 
 def powers_of_keras(file: Path) -> tuple[list[Power], int]:
-    """Return the powers of a `.keras` or HDF5 file, and how many layers it has.
-
-    Raises:
-        ModelError: it is no such file, or it is damaged.
-    """
+    """Return the capabilities of a `.keras` or HDF5 file, and its number of layers."""
     config, training = configurations(file)
     is_archive = file.suffix == ".keras"
     place = _CONFIG if is_archive else "its configuration"
@@ -58,7 +54,7 @@ def powers_of_keras(file: Path) -> tuple[list[Power], int]:
 
 
 def _in_entries(file: Path) -> Iterator[Power]:
-    """Yield what is odd about the entries of an archive, and links in its weights."""
+    """Yield the oddities of an archive's entries, and links in its weights."""
     with zipfile.ZipFile(file) as archive, wire.mapped(file) as buffer:
         infos = archive.infolist()
         problems = [(info, _problem(info, buffer)) for info in infos]
@@ -80,7 +76,7 @@ def _in_entries(file: Path) -> Iterator[Power]:
 
 
 def _problem(info: zipfile.ZipInfo, buffer: Buffer) -> str:
-    """Return what is odd about an entry; "" if nothing is."""
+    """Return the oddity of an entry; "" if nothing is."""
     path = PurePosixPath(info.filename.replace("\\", "/"))
     if path.is_absolute() or ".." in path.parts or ":" in info.filename[:2]:
         return "which lies outside of the archive"
@@ -116,12 +112,10 @@ def _in_links(content: Hdf5File, name: str) -> Iterator[Power]:
 
 
 def powers_of_tflite(file: Path) -> tuple[list[Power], int]:
-    """Return the powers of a TFLite file, and how many ops it has.
+    """Return the capabilities of a TFLite file, and how many ops it has.
 
-    TFLite's own kernels compute. Flex ops are TensorFlow's, and have their powers.
-
-    Raises:
-        ModelError: it is no whole TFLite file.
+    TFLite's own kernels compute. Flex ops are TensorFlow's, and have their
+    capabilities.
     """
     content = read_tflite(file)
     entries = []
@@ -138,7 +132,7 @@ def powers_of_tflite(file: Path) -> tuple[list[Power], int]:
 
 
 def _power_of_lite(op: LiteOp) -> tuple[str, str]:
-    """Return what an op of a TFLite file can do, and what decides it."""
+    """Return the capability of an op of a TFLite file, and its detail."""
     if not op.is_custom:
         return (op_table.UNKNOWN if op.kind in _FOREIGN else op_table.COMPUTE), ""
     if not op.kind.startswith(FLEX):
@@ -152,7 +146,7 @@ def _power_of_lite(op: LiteOp) -> tuple[str, str]:
         data = bytes(parts[1].AsStringBytes)
         node = wire.parsed(message_class("NodeDef"), data)
     except Exception:
-        # What is damaged raises whatever its reader comes across.
+        # A damaged file raises any error that its reader comes across.
         return op_table.UNKNOWN, "its options hold no op of TensorFlow"
     kind, detail = power_of_node(node)
     if node.op != op.kind.removeprefix(FLEX):

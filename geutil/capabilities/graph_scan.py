@@ -1,4 +1,4 @@
-"""Ops with powers in graphs and functions, read as protos; no graph is built."""
+"""Ops with capabilities in graphs and functions, read as protos; no graph is built."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 from geutil.capabilities import op_table
 from geutil.capabilities.op_table import OpEntry
 from geutil.capabilities.report import MAIN
+from geutil.graph.walks import closure, node_name
 from geutil.model.files import wire
 from geutil.model.files.schema import message_class
 from geutil.model.files.wire import Buffer, Span
 
 _UNKNOWN = OpEntry(op_table.UNKNOWN, (), "")
 _ATTRIBUTES = {
-    # Which attribute decides, and what each beginning of its value stands for.
+    # The attribute that decides, and the kind for each beginning of its value.
     "PrintV2": ("output_stream", {b"file://": op_table.WRITE}, op_table.PRINT),
     "DecodeProtoV2": (
         "descriptor_source",
@@ -61,7 +62,7 @@ _FILE_INPUTS = {
 _STRING = 7
 """The number of the type of strings."""
 _TOO_LONG = (b"", b"/..")
-"""What stands for strings that were left out, being long: no one value, and no path."""
+"""The value of strings that were left out, being long: no known value or path."""
 _CACHES = ("CacheDataset", "CacheDatasetV2")
 _DETAILS = ("token", "vocab_file", "filename", "file_pattern", "log_dir")
 _PASSING = frozenset(("Identity", "Snapshot", "StopGradient", "PlaceholderWithDefault"))
@@ -72,9 +73,7 @@ class Found:
     """An op with a power.
 
     Attributes:
-        node: its definition.
-        kind: the power.
-        detail: what decides, where an attribute tells it.
+        detail: the detail that decides, where an attribute tells it.
     """
 
     node: Any
@@ -83,8 +82,8 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Value:
-    """What is known of a string that an op reads.
+class KnownString:
+    """The known facts of a string that an op reads.
 
     Attributes:
         text: its value, where it is a constant.
@@ -97,8 +96,8 @@ class Value:
     nodes: tuple[str, ...] = ()
 
 
-class Node(NamedTuple):
-    """What is kept of a node to follow edges.
+class ScannedNode(NamedTuple):
+    """The part of a node that is kept to follow edges.
 
     Attributes:
         op: its type.
@@ -111,7 +110,7 @@ class Node(NamedTuple):
     strings: tuple[bytes, ...]
 
 
-def _edges_of(node: Any) -> Node:
+def _edges_of(node: Any) -> ScannedNode:
     op = sys.intern(node.op)
     strings: tuple[bytes, ...] = ()
     if op == "Const" and "value" in node.attr:
@@ -119,12 +118,12 @@ def _edges_of(node: Any) -> Node:
         strings = tuple(tensor.string_val)
         if tensor.dtype == _STRING and not strings:
             strings = _TOO_LONG
-    return Node(op, tuple(map(sys.intern, node.input)), strings)
+    return ScannedNode(op, tuple(map(sys.intern, node.input)), strings)
 
 
 @dataclass
-class Body:
-    """A graph, or the body of a function, with what is of interest in it.
+class ScannedBody:
+    """A graph, or the body of a function, with the findings in it.
 
     Attributes:
         place: how reports call it.
@@ -133,7 +132,7 @@ class Body:
         proto: the name of its proto.
         nodes_field: the field of its nodes.
         arguments: the names of the arguments of a function.
-        found: the ops with powers.
+        found: the ops with capabilities.
         calls: the nodes that call functions, with the names of these.
         count: how many nodes it has.
         gradients: the functions of its library that are gradients of ops or functions.
@@ -160,24 +159,22 @@ class Body:
         return wire.elements(self.buffer, self.span, kind, self.nodes_field)
 
     @cached_property
-    def nodes(self) -> Mapping[str, Node]:
+    def nodes(self) -> Mapping[str, ScannedNode]:
         """Its nodes by name: read when they are asked for, since most never are."""
         return {sys.intern(node.name): _edges_of(node) for node in self.elements()}
 
-    def cone(self, roots: Iterable[str]) -> set[str]:
+    def cone(self, roots: Iterable[str]) -> dict[str, None]:
         """Return the names of all nodes that some depend on, with these."""
-        seen: set[str] = set()
-        waiting = [name for name in roots if name in self.nodes]
-        while waiting:
-            name = waiting.pop()
-            if name not in seen:
-                seen.add(name)
-                inputs = map(node_name, self.nodes[name].input)
-                waiting += [n for n in inputs if n in self.nodes and n not in seen]
-        return seen
 
-    def value(self, tensor: str) -> Value:
-        """Return what is known of a string by the name of its tensor."""
+        def known(names: Iterable[str]) -> list[str]:
+            return [name for name in names if name in self.nodes]
+
+        return closure(
+            known(roots), lambda name: known(map(node_name, self.nodes[name].input))
+        )
+
+    def value(self, tensor: str) -> KnownString:
+        """Return the known facts of a string by the name of its tensor."""
         passed: dict[str, None] = {}
         text = argument = None
         while argument is None:
@@ -195,9 +192,9 @@ class Body:
                 if before is None:
                     break
                 tensor = before
-        return Value(text, argument, tuple(passed))
+        return KnownString(text, argument, tuple(passed))
 
-    def _passed_on(self, node: Node) -> str | None:
+    def _passed_on(self, node: ScannedNode) -> str | None:
         """Return the tensor whose value a node passes on; None if it computes one."""
         if node.op == "ReadVariableOp":
             # TensorFlow keeps the path of an asset in a variable that is set once.
@@ -207,7 +204,7 @@ class Body:
 
     @cached_property
     def _assigned(self) -> dict[str, list[str]]:
-        """What is assigned to each variable, by the name of its handle."""
+        """The values assigned to each variable, by the name of its handle."""
         sources: dict[str, list[str]] = {}
         for node in self.nodes.values():
             if node.op == "AssignVariableOp" and len(node.input) > 1:
@@ -215,23 +212,18 @@ class Body:
                 sources.setdefault(node_name(handle), []).append(value)
         return sources
 
-    def detail(self, found: Found) -> tuple[str, Value]:
-        """Return what decides what an op does, in words and as it is read."""
+    def detail(self, found: Found) -> tuple[str, KnownString]:
+        """Return the input that decides an op's effect, in words and as it is read."""
         index = _FILE_INPUTS.get(found.node.op)
         inputs = [name for name in found.node.input if not name.startswith("^")]
         if found.detail or index is None or index >= len(inputs):
-            return found.detail, Value()
+            return found.detail, KnownString()
         value = self.value(inputs[index])
         return ("" if value.text is None else f"'{value.text}'"), value
 
 
-def node_name(tensor: str) -> str:
-    """Return the name of the node of an input, as graphs or functions write it."""
-    return tensor.lstrip("^").partition(":")[0]
-
-
-def scan(body: Body) -> None:
-    """Note the ops with powers in a body, and its calls.
+def scan(body: ScannedBody) -> None:
+    """Note the ops with capabilities in a body, and its calls.
 
     Cost: linear in the nodes; memory for a few of them at a time.
     """
@@ -266,10 +258,8 @@ def power_of_node(node: Any, left_out: int = 0) -> tuple[str, str]:
 
     Args:
         node: its definition.
-        left_out: how many bytes of long values it lacks. What could have decided is
-            taken for the gravest.
-
-    Cost: constant.
+        left_out: how many bytes of long values it lacks. The missing detail is assumed
+            to be the gravest.
     """
     power = op_table.table().get(node.op, _UNKNOWN).power
     is_decided = node.op in _ATTRIBUTES or node.op in _FILE_ATTRIBUTES
@@ -300,17 +290,16 @@ def power_of_node(node: Any, left_out: int = 0) -> tuple[str, str]:
     return power, ""
 
 
-def is_memory_cache(body: Body, found: Found) -> bool:
+def is_memory_cache(body: ScannedBody, found: Found) -> bool:
     """Tell whether an op caches a dataset in memory: its file has no name."""
     return found.node.op in _CACHES and body.detail(found)[1].text == ""
 
 
-def bodies_of(buffer: Buffer, graph: Span) -> tuple[Body, dict[str, Body]]:
-    """Return the main body of a `GraphDef` and those of its functions, scanned.
-
-    Cost: linear in the nodes.
-    """
-    main = Body(MAIN, buffer, graph, "GraphDef", "node")
+def bodies_of(
+    buffer: Buffer, graph: Span
+) -> tuple[ScannedBody, dict[str, ScannedBody]]:
+    """Return the main body of a `GraphDef` and those of its functions, scanned."""
+    main = ScannedBody(MAIN, buffer, graph, "GraphDef", "node")
     scan(main)
     functions = {}
     function_class = message_class("FunctionDef")
@@ -319,7 +308,7 @@ def bodies_of(buffer: Buffer, graph: Span) -> tuple[Body, dict[str, Body]]:
         for place in wire.spans(buffer, library, 1):
             signature = wire.message(buffer, place, function_class, 1).signature
             arguments = tuple(arg.name for arg in signature.input_arg)
-            body = Body(
+            body = ScannedBody(
                 f"function '{signature.name}'",
                 buffer,
                 place,

@@ -1,7 +1,7 @@
-"""The powers of layers of Keras, told from configurations: JSON that Keras builds from.
+"""The capabilities of Keras layers, read from their configurations in JSON.
 
-A configuration names classes and functions; Keras imports, makes and calls them. What
-only computes is known by the module that it comes from; the rest is told.
+A configuration names classes and functions; Keras imports, makes and calls them. Layers
+that only compute are known by the module that they come from; the rest is reported.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 from geutil.capabilities import op_table
 from geutil.capabilities.report import LOADED, RUN, Power
+from geutil.graph.walks import tree
 from geutil.model.files import wire
 from geutil.model.files.wire import Buffer
 
@@ -59,7 +60,7 @@ _SYMBOLS = frozenset(
         *("signal", "sparse", "strings"),
     )
 )
-"""Modules of TensorFlow whose functions are ops, told by the table of these."""
+"""Modules of TensorFlow whose functions are ops, reported by the table of these."""
 _OP_LAYERS = ("TFOpLambda", "SlicingOpLambda")
 _METHODS_OF = ("RaggedTensor", "SparseTensor", "TensorShape")
 _FILES = ("vocabulary", "vocabulary_file", "idf_weights")
@@ -67,29 +68,20 @@ _FILES = ("vocabulary", "vocabulary_file", "idf_weights")
 
 
 def items(config: Any) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield all dictionaries of a configuration, with the path to each.
+    """Yield all dictionaries of a configuration, with the path to each."""
 
-    Cost: linear in the configuration.
-    """
-    waiting: list[tuple[Any, str]] = [(config, "")]
-    while waiting:
-        item, path = waiting.pop()
+    def inner(place: tuple[Any, str]) -> list[tuple[Any, str]]:
+        item, path = place
         if isinstance(item, dict):
-            yield item, path
-            waiting += [(value, f"{path}.{key}"[-200:]) for key, value in item.items()]
-        elif isinstance(item, list):
-            waiting += [(value, path) for value in item]
+            return [(value, f"{path}.{key}"[-200:]) for key, value in item.items()]
+        return [(value, path) for value in item] if isinstance(item, list) else []
+
+    places = tree([(config, "")], inner)
+    return (place for place in places if isinstance(place[0], dict))
 
 
 def powers_of_config(config: Any, place: str) -> Iterator[Power]:
-    """Yield what the classes and functions that a configuration names can do.
-
-    Args:
-        config: the configuration, of whatever JSON it is.
-        place: what holds it, for the report.
-
-    Cost: linear in the configuration.
-    """
+    """Yield the capabilities of classes and functions in a configuration."""
     for item, path in items(config):
         kind = item.get("class_name")
         if not isinstance(kind, str):
@@ -109,7 +101,7 @@ def powers_of_config(config: Any, place: str) -> Iterator[Power]:
 def _told(
     item: dict[str, Any], kind: str, inner: Any
 ) -> Iterator[tuple[str, str, str]]:
-    """Yield the powers of one object, when they come to bear, and details."""
+    """Yield the capabilities of one object, when they come to bear, and details."""
     module = item.get("module")
     if kind in _CODE:
         yield op_table.CODE, LOADED, ""
@@ -132,7 +124,7 @@ def _told(
 
 
 def _of_arguments(kind: str, inner: dict[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield what the arguments of a layer make it do."""
+    """Yield the capabilities that follow from the arguments of a layer."""
     for key in _FILES:
         if isinstance(inner.get(key), str) and inner[key]:
             yield op_table.READ, LOADED, f"'{inner[key]}', its {key}"
@@ -174,7 +166,7 @@ def _is_within(module: Any, known: frozenset[str]) -> bool:
 
 
 def _power_of_symbol(symbol: str) -> str:
-    """Return what a public function of TensorFlow can do, by its name."""
+    """Return the capability of a public function of TensorFlow, by its name."""
     space, _, name = symbol.rpartition(".")
     for prefix in ("compat.v1", "compat.v2"):
         if space == prefix or space.startswith(f"{prefix}."):
@@ -207,17 +199,9 @@ def _plain(name: str) -> str:
 
 
 def powers_of_metadata(buffer: Buffer) -> Iterator[Power]:
-    """Yield the powers of layers whose configuration stands beside a SavedModel.
+    """Yield the capabilities of layers whose configuration stands beside a SavedModel.
 
     Keras 2 makes layers of it when it loads the SavedModel.
-
-    Args:
-        buffer: what `keras_metadata.pb` holds.
-
-    Raises:
-        ModelError: the file is damaged.
-
-    Cost: linear in the configurations.
     """
     for span in wire.spans(buffer, (0, len(buffer)), 1):
         for start, end in wire.spans(buffer, span, 5):
@@ -225,11 +209,9 @@ def powers_of_metadata(buffer: Buffer) -> Iterator[Power]:
 
 
 def powers_of_text(text: bytes, place: str) -> Iterator[Power]:
-    """Yield the powers of the configuration that a text holds, if it is JSON.
+    """Yield the capabilities of the configuration that a text holds, if it is JSON.
 
     Other objects have other metadata, which nobody builds from.
-
-    Cost: linear in the text.
     """
     try:
         config = json.loads(text)

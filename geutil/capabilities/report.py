@@ -1,4 +1,4 @@
-"""Reports of powers: what a model can do beyond computing, op by op."""
+"""Reports of capabilities: the capabilities of a model beyond computing, op by op."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ class Power:
         type: its type: that of the op, or the class of the layer.
         place: where it is: "the graph", the name of a function, or a file.
         when: "loaded" if it happens as the model is loaded, else "run".
-        by: the callers: signatures, and functions of the saved object. Empty if nothing
+        by: the trigger: signatures, and functions of the saved object. Empty if nothing
             in the file does.
-        detail: the path, address, stream or code that it uses, if the file names it.
+        detail: the path, address, stream or code that decides its effect, if the file
+            tells it.
     """
 
     kind: str
@@ -40,7 +41,7 @@ class Power:
 
     @property
     def is_tolerated(self) -> bool:
-        """True if it counts as computing although it is reported: chance, the time."""
+        """Whether it is reported, and is no more than computing: chance, the time."""
         return self.kind in TOLERATED
 
     def __str__(self) -> str:
@@ -61,8 +62,8 @@ class Powers(Shown):
 
     Attributes:
         path: the model.
-        entries: the capabilities, the gravest first. Reading the variables and
-            the assets of the model itself, as every loader does, is left out.
+        entries: the capabilities, the gravest first. Reading the variables and the
+            assets of the model itself, as every loader does, is left out.
         ops: how many ops were looked at, those of functions among them.
 
     Example:

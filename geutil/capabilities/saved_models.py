@@ -1,26 +1,26 @@
-"""The powers of SavedModels and graphs: which ops run when, by what, on which files."""
+"""The capabilities of SavedModels and graphs: ops with their triggers and files."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from geutil.capabilities import op_table
 from geutil.capabilities.graph_scan import (
-    Body,
     Found,
-    Node,
-    Value,
+    KnownString,
+    ScannedBody,
+    ScannedNode,
     bodies_of,
     is_memory_cache,
-    node_name,
 )
 from geutil.capabilities.keras_configs import powers_of_metadata, powers_of_text
 from geutil.capabilities.report import LOADED, RUN, Power
 from geutil.errors import ModelError
+from geutil.graph.walks import closure, node_name, walk
 from geutil.model.files import reading, wire
 from geutil.model.files.schema import message_class
 from geutil.model.files.wire import GRAPH_DEF, META_GRAPH, SAVED_MODEL, Buffer, Span
@@ -39,12 +39,9 @@ _METADATA = "keras_metadata.pb"
 
 
 def powers_of_directory(folder: Path) -> tuple[list[Power], int]:
-    """Return the powers of a SavedModel, and how many ops it has.
+    """Return the capabilities of a SavedModel, and how many ops it has.
 
     All its MetaGraphs are looked at, whichever would be loaded.
-
-    Raises:
-        ModelError: the directory holds no whole SavedModel.
     """
     file = reading.saved_model_file(folder)
     if file.suffix == ".pbtxt":
@@ -65,12 +62,9 @@ def powers_of_directory(folder: Path) -> tuple[list[Power], int]:
 
 
 def powers_of_file(file: Path) -> tuple[list[Power], int]:
-    """Return the powers of a file with a GraphDef, and how many ops it has.
+    """Return the capabilities of a file with a GraphDef, and how many ops it has.
 
     MetaGraphs of version 1, as checkpoints have them, are looked at, too.
-
-    Raises:
-        ModelError: the file holds no whole GraphDef.
     """
     if file.suffix in (".pbtxt", ".txt"):
         data = reading.read_graph_def(file).SerializeToString()
@@ -117,8 +111,8 @@ _CALLERS = "whoever runs the graph"
 _BACKWARD = "whoever differentiates it"
 
 
-def _kept(body: Body, functions: dict[str, Body]) -> Iterator[Found]:
-    """Yield the ops of a body that are to be told, functions called by name apart."""
+def _kept(body: ScannedBody, functions: dict[str, ScannedBody]) -> Iterator[Found]:
+    """Yield the ops of a body to be reported, functions called by name apart."""
     for found in body.found:
         if found.kind == op_table.UNKNOWN and found.node.op in functions:
             continue
@@ -127,27 +121,25 @@ def _kept(body: Body, functions: dict[str, Body]) -> Iterator[Found]:
 
 
 def _power(
-    body: Body, found: Found, when: str, by: tuple[str, ...], detail: str | None = None
+    body: ScannedBody,
+    found: Found,
+    when: str,
+    by: tuple[str, ...],
+    detail: str | None = None,
 ) -> Power:
     told = body.detail(found)[0] if detail is None else detail
     return Power(found.kind, found.node.name, found.node.op, body.place, when, by, told)
 
 
-def _closure(functions: dict[str, Body], roots: Iterable[str]) -> set[str]:
+def _closure(
+    functions: dict[str, ScannedBody], roots: Iterable[str]
+) -> Collection[str]:
     """Return the names of all functions that some call, with these."""
-    seen: set[str] = set()
-    waiting = [name for name in roots if name in functions]
-    while waiting:
-        name = waiting.pop()
-        if name not in seen:
-            seen.add(name)
-            waiting += [
-                n for n in _callees(functions[name], functions) if n not in seen
-            ]
-    return seen
+    known = (name for name in roots if name in functions)
+    return closure(known, lambda name: _callees(functions[name], functions))
 
 
-def _callees(body: Body, functions: dict[str, Body]) -> Iterator[str]:
+def _callees(body: ScannedBody, functions: dict[str, ScannedBody]) -> Iterator[str]:
     for _, names in body.calls:
         yield from (name for name in names if name in functions)
     # Version 1 calls functions by ops of their names.
@@ -157,13 +149,7 @@ def _callees(body: Body, functions: dict[str, Body]) -> Iterator[str]:
 
 
 class _MetaGraph:
-    """A MetaGraph: its graph, functions and objects, and what makes them run.
-
-    Args:
-        buffer: the file.
-        place: where the MetaGraph lies in it.
-        folder: the directory of the SavedModel.
-    """
+    """A MetaGraph: its graph, functions and objects, and their triggers."""
 
     def __init__(self, buffer: Buffer, place: Span, folder: Path) -> None:
         kind = message_class("MetaGraphDef")
@@ -176,7 +162,7 @@ class _MetaGraph:
         ]
 
     def told(self) -> tuple[list[Power], int]:
-        """Return what it can do, and how many ops it has."""
+        """Return its capabilities, and the number of its ops."""
         entries: list[Power] = []
         ops = 0
         for main, functions in self._graphs:
@@ -190,7 +176,7 @@ class _MetaGraph:
         return [*entries, *self._layers(), *self._assets()], ops
 
     def _layers(self) -> Iterator[Power]:
-        """Yield what the configurations of layers can do, which Keras 2 wrote here."""
+        """Yield the capabilities of layers' configurations, as Keras 2 wrote them."""
         buffer = self._buffer
         for objects in wire.spans(buffer, self._place, 7):
             for node in wire.spans(buffer, objects, 1):
@@ -199,7 +185,7 @@ class _MetaGraph:
                         yield from powers_of_text(buffer[start:end], "its objects")
 
     def _entry(
-        self, reach: _Reach, name: str, body: Body, found: Found
+        self, reach: _Reach, name: str, body: ScannedBody, found: Found
     ) -> Iterator[Power]:
         entries = reach.entries(name, found.node.name)
         # A Saver of the graph's own is run by nothing: only its own code has a use
@@ -239,7 +225,7 @@ class _MetaGraph:
                 )
 
 
-def _is_saver(body: Body, found: Found, *, is_passed: bool) -> bool:
+def _is_saver(body: ScannedBody, found: Found, *, is_passed: bool) -> bool:
     """Tell whether an op saves or restores at the path that the loader passes.
 
     All strings that its path is made of are looked at: the first comes from outside,
@@ -250,8 +236,8 @@ def _is_saver(body: Body, found: Found, *, is_passed: bool) -> bool:
     return bool(paths) and all(_is_within(body, path, is_passed) for path in paths)
 
 
-def _is_within(body: Body, path: str, is_passed: bool = True) -> bool:
-    """Tell whether a path begins with what comes from outside, and stays below it."""
+def _is_within(body: ScannedBody, path: str, is_passed: bool = True) -> bool:
+    """Tell whether a path begins with a value from outside, and stays below it."""
     seen: set[str] = set()
     waiting, first = [path], True
     begins = False
@@ -285,7 +271,7 @@ _PATH_OPS = frozenset(
 )
 
 
-def _is_fed(node: Node) -> bool:
+def _is_fed(node: ScannedNode) -> bool:
     return node.op in ("Placeholder", "PlaceholderWithDefault")
 
 
@@ -295,34 +281,26 @@ def _is_piece(text: bytes) -> bool:
 
 
 class _Reach:
-    """What makes each op run: signatures, functions of objects, loading, saving.
-
-    Args:
-        proto: the MetaGraph without its graph and objects.
-        objects: its objects.
-        main: its graph.
-        functions: the functions of that.
-    """
+    """The triggers of each op: signatures, functions of objects, loading, saving."""
 
     def __init__(
-        self, proto: Any, objects: Any, main: Body, functions: dict[str, Body]
+        self,
+        proto: Any,
+        objects: Any,
+        main: ScannedBody,
+        functions: dict[str, ScannedBody],
     ) -> None:
         self._proto, self._objects = proto, objects
         self._main, self._functions = main, functions
 
     def entries(self, function: str, node: str) -> set[str]:
-        """Return what makes an op run.
-
-        Args:
-            function: the function that it is in; "" for the graph.
-            node: its name.
-        """
+        """Return the triggers of an op."""
         if not function:
             return {e for e, cone in self._cones.items() if node in cone}
         return {e for e, names in self._reached.items() if function in names}
 
     @cached_property
-    def _cones(self) -> dict[str, set[str]]:
+    def _cones(self) -> dict[str, Collection[str]]:
         """The nodes of the graph that run for each entry."""
         roots: dict[str, list[str]] = {}
         for name, signature in self._proto.signature_def.items():
@@ -345,7 +323,7 @@ class _Reach:
         return {entry: self._main.cone(ends) for entry, ends in roots.items()}
 
     @cached_property
-    def _reached(self) -> dict[str, set[str]]:
+    def _reached(self) -> dict[str, Collection[str]]:
         """The functions that run for each entry."""
         roots: dict[str, list[str]] = {entry: [] for entry in self._cones}
         for node, names in self._main.calls:
@@ -358,17 +336,16 @@ class _Reach:
         return {e: _closure(self._functions, names) for e, names in roots.items()}
 
     def _functions_of_objects(self) -> Iterator[tuple[str, list[str]]]:
-        """Yield the functions that a loaded object has, by what makes them run."""
+        """Yield the functions that a loaded object has, by their triggers."""
         nodes = self._objects.nodes
-        paths = {0: ""}
-        waiting = [0] if len(nodes) else []
-        while waiting:
-            number = waiting.pop(0)
+        known, paths = range(len(nodes)), {0: ""}
+        for number in walk(
+            known[:1],
+            lambda n: [c.node_id for c in nodes[n].children if c.node_id in known],
+        ):
             for child in nodes[number].children:
-                is_new = child.node_id not in paths
-                if is_new and 0 <= child.node_id < len(nodes):
-                    paths[child.node_id] = f"{paths[number]}.{child.local_name}"
-                    waiting.append(child.node_id)
+                path = f"{paths[number]}.{child.local_name}"
+                paths.setdefault(child.node_id, path)
         restoring = {
             saveable.restore_function
             for node in nodes
@@ -384,7 +361,7 @@ class _Reach:
                 at_load = path.rpartition(".")[2] in _AT_LOAD or number in restoring
                 yield (_INIT if at_load else f"function '{path}'"), names
 
-    def assets(self, function: str, value: Value) -> list[str] | None:
+    def assets(self, function: str, value: KnownString) -> list[str] | None:
         """Return the assets that a string names; None if it may be anything else."""
         if value.argument is None:
             named = [] if function else [n for n in value.nodes if n in self._by_node]

@@ -1,4 +1,4 @@
-"""The powers of a model, told from its files, of whatever kind they are."""
+"""The capabilities of a model, read from its files, of whatever kind they are."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def powers(source: PathLike) -> Powers:
 
     A graph of TensorFlow is a program: its ops can read and write files, open
     connections and run Python, as it is loaded or as it runs. Each op of TensorFlow is
-    in one class of a table, and an op outside the table is reported as unknown.
+    in one class of a table, and an op that the table lacks is reported as unknown.
     Function bodies, initializers and every MetaGraph are looked at. Nothing is run, no
     graph is built, and no TensorFlow is imported, but for text forms.
 
@@ -32,7 +32,7 @@ def powers(source: PathLike) -> Powers:
     Of files of Keras the configuration is looked through, at any depth: for layers that
     hold code or read files, and for classes and functions of modules that do more than
     compute; of HDF5 files, those in archives too, the links, and of archives the
-    entries. For TFLite files custom ops are reported, and ops of TensorFlow by the same
+    entries. Of TFLite files custom ops are reported, and ops of TensorFlow by the same
     table.
 
     Args:
@@ -40,14 +40,14 @@ def powers(source: PathLike) -> Powers:
             `.h5` or `.tflite` file.
 
     Returns:
-        Its capabilities, op by op.
+        The capabilities, op by op.
 
     Raises:
         ModelError: there is nothing there, it is damaged, or of another kind.
 
-    Cost: linear in the nodes; memory for some of them at a time. Graphs with reported
-    ops are kept whole in memory, without their long constants. HDF5 is read in another
-    process, which takes a third of a second.
+    Cost: linear in the nodes; memory for some of them at a time. Graphs in which ops
+    with capabilities are found are held whole, without their long constants. HDF5 is
+    read in another process, which takes a third of a second.
 
     Example:
         >>> from geutil.model import powers

@@ -1,15 +1,16 @@
-"""Models without what they can do beyond computing, where no output needs it."""
+"""Models without their capabilities beyond computing, where no output needs them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 from geutil.capabilities import op_table
-from geutil.capabilities.graph_scan import Body, bodies_of, node_name
-from geutil.graph.function_defs import OF_THE_OLD_BODY, called_names, callees_first
+from geutil.capabilities.graph_scan import ScannedBody, bodies_of
+from geutil.graph.function_defs import OF_THE_OLD_BODY, called_names
+from geutil.graph.walks import closure, data_inputs, node_name, topological_order
 from geutil.model.core import EditableModel, M
-from geutil.model.programs import ModelProgram, node_of, nodes_by_name
+from geutil.model.programs import ModelProgram, nodes_by_name, values_behind
 from geutil.model.strip import side_effects
 from geutil.model.strip.report import Stripped, StripReport
 from geutil.model.strip.side_effects import EffectKinds
@@ -17,14 +18,15 @@ from geutil.select.names import LayerNames
 
 
 def without_powers(model: M) -> M:
-    """Return a model without the powers that no output needs; see `Model`."""
+    """Return a model without the capabilities that no output needs; see `Model`."""
     program = model.program()
     inside = _prune_bodies(program)
     kinds = _kinds(program)
-    needed = _behind(program, map(node_of, program.outputs.values()))
+    nodes = nodes_by_name(program.graph_def)
+    needed = values_behind(nodes, map(node_name, program.outputs.values()))
     waiting = [name for name in program.side_effects if name not in kinds]
     dropped = [name for name in kinds if name not in needed]
-    effects = _behind(program, waiting)
+    effects = values_behind(nodes, waiting)
     entries = [*inside]
     entries += (_entry(name, kinds[name], needed, effects) for name in kinds)
     gone = [name for name in dropped if name not in effects]
@@ -42,7 +44,9 @@ def _lost(before: EditableModel, after: EditableModel) -> tuple[str, ...]:
     return tuple(name for name in names if name not in left)
 
 
-def _entry(name: str, kinds: str, needed: set[str], effects: set[str]) -> Stripped:
+def _entry(
+    name: str, kinds: str, needed: Collection[str], effects: Collection[str]
+) -> Stripped:
     if name in needed:
         return Stripped("kept", "power", name, f"can {kinds}, and an output needs it")
     if name in effects:
@@ -52,7 +56,7 @@ def _entry(name: str, kinds: str, needed: set[str], effects: set[str]) -> Stripp
 
 
 def _kinds(program: ModelProgram) -> dict[str, str]:
-    """Return what nodes can do, by name: those that call functions what these can."""
+    """Return the capabilities of nodes by name, those of called functions included."""
     data = program.graph_def.SerializeToString()
     main, functions = bodies_of(data, (0, len(data)))
     kinds: dict[str, str] = {}
@@ -71,15 +75,15 @@ def _kinds(program: ModelProgram) -> dict[str, str]:
 
 
 def _prune_bodies(program: ModelProgram) -> list[Stripped]:
-    """Take the powers that no result needs out of the bodies of functions, in place.
+    """Remove the capabilities that no result needs from bodies of functions, in place.
 
-    The nodes stay as such that only wait, so that what waits for them still can.
+    The nodes stay as such that only wait, so that ops that wait for them still can.
     """
     data = program.graph_def.SerializeToString()
     _, bodies = bodies_of(data, (0, len(data)))
     definitions = {f.signature.name: f for f in program.graph_def.library.function}
     effects = EffectKinds(definitions)
-    # What functions still can do; those that call themselves, all that they could.
+    # The capabilities left in functions; recursive ones keep all that they had.
     left = {name: set(_of_body(bodies, name)) for name in definitions}
 
     def callees(name: str) -> Iterator[str]:
@@ -87,7 +91,7 @@ def _prune_bodies(program: ModelProgram) -> list[Stripped]:
         return (callee for callee in called if callee in definitions)
 
     entries = []
-    for name in callees_first(definitions, callees):
+    for name in topological_order(definitions, callees):
         kinds = _kinds_in(bodies[name], left)
         dropped = _unneeded(definitions[name], kinds, effects)
         if dropped:
@@ -101,8 +105,8 @@ def _prune_bodies(program: ModelProgram) -> list[Stripped]:
     return entries
 
 
-def _kinds_in(body: Body, left: Mapping[str, set[str]]) -> dict[str, set[str]]:
-    """Return what the nodes of a body can do, given what functions still can."""
+def _kinds_in(body: ScannedBody, left: Mapping[str, set[str]]) -> dict[str, set[str]]:
+    """Return the capabilities of a body's nodes, given those left in functions."""
     kinds: dict[str, set[str]] = {}
     for found in body.found:
         own = left.get(found.node.op, {found.kind})
@@ -117,41 +121,28 @@ def _kinds_in(body: Body, left: Mapping[str, set[str]]) -> dict[str, set[str]]:
 def _unneeded(
     definition: Any, kinds: Mapping[str, set[str]], effects: EffectKinds
 ) -> set[str]:
-    """Return the nodes with powers that neither results nor other effects need.
+    """Return the nodes with capabilities that neither results nor other effects need.
 
-    What writes a variable besides is one of these effects.
+    A write of a variable is one of these effects.
     """
     nodes = {node.name: node for node in definition.node_def}
-    waiting = [node_name(tensor) for tensor in definition.ret.values()]
+    ends = [node_name(tensor) for tensor in definition.ret.values()]
     for name, node in nodes.items():
         found = effects.of(node)
         if "write" in found or (found and name not in kinds):
-            waiting.append(name)
-    needed: set[str] = set()
-    while waiting:
-        name = waiting.pop()
-        if name in nodes and name not in needed:
-            needed.add(name)
-            waiting += (node_name(t) for t in nodes[name].input if t[0] != "^")
+            ends.append(name)
+    needed = values_behind(nodes, ends)
     return {name for name in kinds if name not in needed}
 
 
 def _empty(definition: Any, dropped: set[str]) -> None:
     """Let nodes only wait, and those that are computed from them."""
-    emptied = set(dropped)
     nodes = {node.name: node for node in definition.node_def}
     readers: dict[str, list[str]] = {}
     for name, node in nodes.items():
-        for tensor in node.input:
-            if tensor[0] != "^":
-                readers.setdefault(node_name(tensor), []).append(name)
-    waiting = list(dropped)
-    while waiting:
-        for reader in readers.get(waiting.pop(), ()):
-            if reader not in emptied:
-                emptied.add(reader)
-                waiting.append(reader)
-    for name in emptied:
+        for tensor in data_inputs(node.input):
+            readers.setdefault(node_name(tensor), []).append(name)
+    for name in closure(dropped, lambda name: readers.get(name, ())):
         node = nodes[name]
         before = dict.fromkeys(map(node_name, node.input))
         node.CopyFrom(type(node)(name=name, op="NoOp", device=node.device))
@@ -165,27 +156,13 @@ def _listed(kinds: set[str]) -> str:
     return " and ".join(kind for kind in op_table.POWERS if kind in kinds)
 
 
-def _of_body(functions: Mapping[str, Body], name: str) -> Iterator[str]:
-    """Yield what a function and those that it calls can do."""
-    seen: set[str] = set()
-    waiting = [name]
-    while waiting:
-        body = functions.get(waiting.pop())
-        if body is not None and body.place not in seen:
-            seen.add(body.place)
-            yield from (found.kind for found in body.found)
-            waiting += [callee for _, names in body.calls for callee in names]
+def _of_body(functions: Mapping[str, ScannedBody], name: str) -> Iterator[str]:
+    """Yield the capabilities of a function and of its callees."""
 
+    def callees(called: str) -> list[str]:
+        body = functions.get(called)
+        return [] if body is None else [c for _, names in body.calls for c in names]
 
-def _behind(program: ModelProgram, ends: Iterable[str]) -> set[str]:
-    """Return the names of the nodes whose values some nodes need, with these."""
-    nodes = nodes_by_name(program.graph_def)
-    seen: set[str] = set()
-    waiting = list(ends)
-    while waiting:
-        name = waiting.pop()
-        if name not in seen:
-            seen.add(name)
-            inputs = (t for t in nodes[name].input if not t.startswith("^"))
-            waiting += [node_of(tensor) for tensor in inputs]
-    return seen
+    for called in closure([name], callees):
+        if called in functions:
+            yield from (found.kind for found in functions[called].found)

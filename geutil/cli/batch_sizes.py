@@ -8,7 +8,7 @@ from typing import Any
 from geutil.cli.training_step import TrainingStep
 from geutil.gradients import Plan
 from geutil.memory.bounds import has_solver
-from geutil.memory.predicting import FIRST, BatchFit, fit_batch, held_by
+from geutil.memory.step_prediction import FIRST, BatchFit, fit_batch, held_by
 from geutil.model import Model
 
 MORE_TIME = (0.1, 0.2, 0.4)

@@ -1,92 +1,94 @@
-"""Models, data and pages in files; TensorFlow is started only for them.
-
-Importing it takes seconds, and its C++ part writes to stderr while it starts, whatever
-its logging is set to; that of older releases also while it converts to TFLite.
-"""
+"""Models, data and pages in files; TensorFlow is started only for them."""
 
 from __future__ import annotations
 
-import os
+import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geutil.cli.child import go_on_in_a_child
+from geutil.cli.imports import import_keras, import_tensorflow
 from geutil.cli.options import ModelFormat
-from geutil.cli.output import VERBOSE, working
-from geutil.errors import GeutilError
-from geutil.formats import TFLITE_SUFFIX, foreign_kind, format_by_name, refusal
+from geutil.cli.output import working
+from geutil.errors import GeutilError, TFLiteError
+from geutil.formats import (
+    BY_SUFFIX,
+    DIRECTORY,
+    TFLITE_SUFFIX,
+    foreign_kind,
+    format_by_name,
+    refusal,
+)
+from geutil.writing import written_atomically
 
 if TYPE_CHECKING:
+    from geutil.data_files import FileBatches, Wanted
     from geutil.model import Model
     from geutil.report import Page
-    from geutil.select.networks.data import NpzBatches
 
-_STDERR = 2
+DEFAULT = "serving_default"
+"""The signature that is opened where none is named."""
 
 
 def start_tensorflow() -> None:
-    """Import TensorFlow; what it says is told only if that fails.
+    """Import TensorFlow.
 
-    The command goes on in a process of its own for it.
+    Raises:
+        CommandError: it cannot be imported.
     """
     if "tensorflow" in sys.modules:
         return
-    go_on_in_a_child()
-    with working("starting TensorFlow"), held_back(told_after_errors=True):
-        import tensorflow  # noqa: F401
+    with _starting("TensorFlow"):
+        import_tensorflow()
 
 
-@contextmanager
-def held_back(*, told_after_errors: bool = False) -> Iterator[None]:
-    """Hold back what TensorFlow's C++ part writes to the process's stderr.
+def start_keras() -> None:
+    """Import Keras behind TensorFlow, for files of Keras.
 
-    What Python writes there is not held back.
+    Raises:
+        CommandError: it cannot be imported.
     """
-    if VERBOSE.get():
-        yield
-        return
-    with tempfile.TemporaryFile() as capture_file:
-        original_stderr = os.dup(_STDERR)
-        os.dup2(capture_file.fileno(), _STDERR)
-        try:
-            with _python_writes_to(original_stderr):
-                yield
-        except BaseException:
-            if told_after_errors:
-                capture_file.seek(0)
-                os.write(original_stderr, capture_file.read())
-            raise
-        finally:
-            os.dup2(original_stderr, _STDERR)
-            os.close(original_stderr)
+    start_tensorflow()
+    if not any(name in sys.modules for name in ("keras", "tf_keras")):
+        with _starting("Keras"):
+            import_keras()
 
 
 @contextmanager
-def _python_writes_to(descriptor: int) -> Iterator[None]:
-    before = sys.stderr
-    if before is not sys.__stderr__:
-        # Somebody keeps it elsewhere already.
-        yield
-        return
-    with open(descriptor, "w", buffering=1, closefd=False) as sys.stderr:
+def _starting(name: str) -> Iterator[None]:
+    """Import a package, and report it if it cannot be imported."""
+    with working(f"starting {name}"):
         try:
             yield
-        finally:
-            sys.stderr = before
+        except ImportError as error:
+            raise CommandError(
+                f"{name} does not start: {error}; --verbose shows all that it said"
+            ) from error
 
 
-_SUFFIXES_READ = (".pb", ".pbtxt", ".keras", ".h5", ".hdf5")
-_READ = "a SavedModel directory, or a .pb, .pbtxt, .keras or .h5 file"
+_KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
+_SUFFIXES_READ = (".pb", ".pbtxt", *_KERAS_SUFFIXES)
+_READ = "a SavedModel directory, or a .pb, .pbtxt, .keras, .h5 or .tflite file"
 
 
 class CommandError(GeutilError, ValueError):
     """What the command is asked for cannot be done."""
+
+
+def compiled(regex: str) -> re.Pattern[str]:
+    """Compile a regular expression; refuse text that is none."""
+    try:
+        return re.compile(regex)
+    except re.error as error:
+        raise CommandError(
+            f"'{regex}' is no regular expression: {error}; write a backslash before a "
+            "character that stands for itself"
+        ) from error
 
 
 def check_scope(model: Model, scope: str | None) -> None:
@@ -105,20 +107,14 @@ def check_scope(model: Model, scope: str | None) -> None:
         )
 
 
-def check_source(path: Path, *, or_tflite: bool = False) -> None:
-    """Refuse to read what cannot be a model, before TensorFlow is started.
-
-    Args:
-        path: what is to be read.
-        or_tflite: whether it may be a TFLite file.
-    """
-    accepted = f"{_READ}; or a .tflite file" if or_tflite else _READ
+def check_source(path: Path) -> None:
+    """Refuse to read what cannot be a model, before TensorFlow is started."""
     if not path.exists():
-        raise CommandError(f"there is nothing at '{path}'; pass {accepted}")
-    if path.is_dir() or path.suffix in _SUFFIXES_READ or (or_tflite and is_lite(path)):
+        raise CommandError(f"there is nothing at '{path}'; pass {_READ}")
+    if path.is_dir() or path.suffix in _SUFFIXES_READ or is_lite(path):
         return
     what = _what_is(path)
-    raise CommandError(f"'{path}' is {what}; pass {accepted}")
+    raise CommandError(f"'{path}' is {what}; pass {_READ}")
 
 
 def is_lite(path: Path) -> bool:
@@ -142,25 +138,55 @@ def _what_is(path: Path) -> str:
 
 
 def read_model(path: Path, signature: str | None = None) -> Model:
-    """Open a model, and start TensorFlow for that."""
+    """Open a model, or the graph of a TFLite file, and start TensorFlow for that."""
     check_source(path)
-    start_tensorflow()
-    from geutil.model import open
+    if "tensorflow" not in sys.modules and not is_text(path):
+        _check_content(path, signature)
+    start_keras() if path.suffix in _KERAS_SUFFIXES else start_tensorflow()
+    from geutil.model import ModelError, from_tflite, open
 
-    with working(f"opening {path.name}"), held_back():
-        return open(str(path), signature=signature)
+    with working(f"opening {path.name}"):
+        if not is_lite(path):
+            return open(str(path), signature=signature)
+        try:
+            return from_tflite(path, signature=signature)
+        except (ModelError, TFLiteError) as error:
+            raise CommandError(
+                f"{path} cannot become the graph that this command needs: {error}; "
+                "pass the model that it was made from, or `geutil cut` the file"
+            ) from error
+
+
+def _check_content(path: Path, signature: str | None) -> None:
+    """Refuse a damaged file, or a signature that it has not, without TensorFlow."""
+    from geutil.model import inspect
+
+    with working(f"reading {path.name}"):
+        signatures = inspect(str(path)).signatures
+    if path.is_dir() and signature is not None and signature not in signatures:
+        raise CommandError(
+            f"'{path}' has no signature '{signature}'; it has {[*signatures]}"
+        )
 
 
 def read_drawn(path: Path, signature: str | None = None) -> Model | Path:
     """Return what can be drawn: a model, or the path of a TFLite file."""
-    check_source(path, or_tflite=True)
+    check_source(path)
     return path if is_lite(path) else read_model(path, signature)
 
 
 def check_target(path: Path, chosen: ModelFormat | None, force: bool) -> None:
     """Refuse to write a model where it cannot be, before there is any work done."""
-    reason = refusal(path, format_of(path, chosen).value)
-    if reason is not None:
+    suffix = path.suffix
+    # Versions, as in net.v2, have digits.
+    if chosen is None and suffix[1:].isalpha() and suffix.lower() not in BY_SUFFIX:
+        reason = refusal(path, DIRECTORY) or (
+            f"'{path}' is called a {suffix} file, which geutil does not write; name a "
+            "SavedModel directory without a suffix, or pass --format saved_model"
+        )
+    else:
+        reason = refusal(path, format_of(path, chosen).value) or ""
+    if reason:
         raise CommandError(reason)
     check_place(path, force)
 
@@ -171,6 +197,14 @@ def check_place(path: Path, force: bool) -> None:
         raise CommandError(f"'{path}' is there already; pass --force to replace it")
     if not path.absolute().parent.is_dir():
         raise CommandError(f"there is no directory '{path.parent}' to write to")
+    try:
+        # Permissions say less than an attempt: of a full or a read-only disk nothing.
+        with tempfile.TemporaryFile(dir=path.absolute().parent):
+            pass
+    except OSError as error:
+        raise CommandError(
+            f"'{path}' cannot be written: {error.strerror}; name a place to write to"
+        ) from error
 
 
 def format_of(path: Path, chosen: ModelFormat | None) -> ModelFormat:
@@ -188,52 +222,90 @@ def write_model(
 ) -> None:
     """Write a model."""
     form = format_of(path, chosen)
-    # Else what is said is geutil's own.
-    quiet = held_back() if form is ModelFormat.tflite else nullcontext()
-    with working(f"writing {path.name}"), quiet:
+    with working(f"writing {path.name}"):
         model.save(path, form.value, overwrite=force, select_tf_ops=tf_ops)
 
 
 def write_bytes(blob: bytes, path: Path) -> None:
     """Write a file whole, or not at all."""
-    new = path.with_name(f".{path.name}.new")
-    try:
+    with written_atomically(path, overwrite=True) as new:
         new.write_bytes(blob)
-        new.replace(path)
-    finally:
-        new.unlink(missing_ok=True)
 
 
 @dataclass(frozen=True)
 class Batches:
-    """Batches from files, by the name of the input.
+    """Batches from files, by the names of the inputs of a model.
 
     Attributes:
-        path: a .npz file, which is split, or a directory of them, one for each batch.
-        size: how many samples there are in a batch of a file.
+        path: a .npz or .npy file, which is split, or a directory of them, one for each
+            batch.
+        size: how many samples there are in a batch of a file, where a model takes any
+            number.
+        inputs: what the model takes, once that is known.
     """
 
     path: Path
     size: int
+    inputs: Mapping[str, Wanted] | None = None
 
     def __post_init__(self) -> None:
         if not self.path.exists():
             raise CommandError(
-                f"there is no data at '{self.path}'; pass a .npz file, or a directory "
-                "of them"
+                f"there is no data at '{self.path}'; pass a .npz or .npy file, or a "
+                "directory of them"
             )
 
     def __len__(self) -> int:
-        return len(self._batches)
+        return len(self.files)
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return iter(self._batches)
+        return iter(self.files)
+
+    def of_file(self, source: Path, signature: str | None = None) -> Batches:
+        """Return the batches for what a file says that it takes, or refuse them.
+
+        That needs no TensorFlow. Files that do not say are opened first: `fitted`.
+        """
+        from geutil.model import inspect
+
+        if is_text(source):
+            return self
+        try:
+            signatures = inspect(str(source)).signatures
+        except GeutilError:
+            # Opening it tells why.
+            return self
+        name = signature or (DEFAULT if DEFAULT in signatures else "")
+        ends = signatures.get(name)
+        if ends is None and len(signatures) == 1:
+            (ends,) = signatures.values()
+        if ends is None or not ends.inputs:
+            return self
+        return self.fitted(ends.inputs, tell=False)
+
+    def fitted(self, inputs: Mapping[str, Any], *, tell: bool = True) -> Batches:
+        """Return the batches for the inputs of a model; refuse those without an array.
+
+        Args:
+            inputs: tensors, or entries of an inspection, by name.
+            tell: warn of what is left out, and of what is not scaled.
+        """
+        from geutil.data_files import wanted
+
+        taken = {name: wanted(t) for name, t in inputs.items()}
+        sizes = {want.shape[0] for want in taken.values() if want.shape}
+        size = (sizes.pop() if len(sizes) == 1 else None) or self.size
+        fitted = Batches(self.path, size, taken)
+        fitted.files.check(tell=tell)
+        return fitted
 
     @cached_property
-    def _batches(self) -> NpzBatches:
-        from geutil.select.networks.data import NpzBatches
+    def files(self) -> FileBatches:
+        """The batches as the library takes them."""
+        from geutil.data_files import FileBatches
+        from geutil.tflite.names import file_names
 
-        return NpzBatches(self.path, self.size, CommandError)
+        return FileBatches(self.path, self.size, CommandError, self.inputs, file_names)
 
 
 def named(values: list[str] | None) -> Any:

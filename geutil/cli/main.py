@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import os
 import sys
 import traceback
 from typing import Any
 
-from geutil.cli import child
+from geutil.cli.guard import guarded
 from geutil.cli.wording import in_words
 from geutil.errors import GeutilError
 
@@ -22,6 +21,11 @@ _MISSING = (
 
 def main() -> None:
     """Run the command; exit with 0 if it did what was asked for."""
+    sys.exit(guarded(_run, verbose="--verbose" in sys.argv))
+
+
+def _run() -> int:
+    """Run the command with the arguments of the process; return its exit code."""
     # What TensorFlow's C++ part says at its start is for its own developers.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     try:
@@ -30,12 +34,8 @@ def main() -> None:
         if (error.name or "").split(".")[0] not in ("typer", "rich"):
             raise
         print(_MISSING, file=sys.stderr)
-        sys.exit(1)
-    child.PARENT.set(not child.is_child())
-    code = run(app, sys.argv[1:])
-    # Python's last collection would take a second for what the process frees anyway.
-    gc.freeze()
-    sys.exit(code)
+        return 1
+    return run(app, sys.argv[1:])
 
 
 def run(app: Any, arguments: list[str]) -> int:
@@ -43,16 +43,14 @@ def run(app: Any, arguments: list[str]) -> int:
 
     What geutil, TensorFlow or the system refuses is told in one line, and so is what
     nobody expected; with --debug anywhere among the arguments, with its traceback.
-    With --verbose, what TensorFlow and its converters say is not held back.
     """
     import typer
 
-    from geutil.cli import output
-
     debug = "--debug" in arguments
-    before = output.VERBOSE.set("--verbose" in arguments)
-    warnings = _Warnings(logging.WARNING)
-    logging.getLogger("geutil").addHandler(warnings)
+    warnings, logger = _Warnings(logging.WARNING), logging.getLogger("geutil")
+    logger.addHandler(warnings)
+    # TensorFlow has a handler for all, which would tell them once more.
+    propagated, logger.propagate = logger.propagate, False
     everywhere = ("--debug", "--verbose")
     arguments = [argument for argument in arguments if argument not in everywhere]
     command = _command(app)
@@ -66,18 +64,14 @@ def run(app: Any, arguments: list[str]) -> int:
     except (typer.Abort, KeyboardInterrupt):
         _tell("stopped")
         return 130
-    except BrokenPipeError:
-        # Who reads has seen enough; Python would complain of it once more at the end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except Exception as error:
         if debug:
             traceback.print_exc()
         _tell(_said(error))
         return 1
     finally:
-        output.VERBOSE.reset(before)
-        logging.getLogger("geutil").removeHandler(warnings)
+        logger.propagate = propagated
+        logger.removeHandler(warnings)
     return result if isinstance(result, int) else 0
 
 

@@ -91,7 +91,8 @@ def _path(text: str) -> Path:
 Source = Annotated[
     Path,
     typer.Argument(
-        help="A SavedModel directory, or a .pb, .pbtxt, .keras or .h5 file.",
+        help="A SavedModel directory, or a .pb, .pbtxt, .keras or .h5 file; a .tflite "
+        "file becomes a graph.",
         parser=_path,
         metavar="PATH",
     ),
@@ -152,7 +153,7 @@ Inputs = Annotated[
 Data = Annotated[
     Path,
     typer.Option(
-        help="A .npz file with an array of samples for each input, or a directory of "
+        help="A .npz file with an array for each input, a .npy file, or a directory of "
         "such files, one for each batch.",
         show_default=False,
     ),

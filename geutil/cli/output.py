@@ -4,67 +4,32 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from contextvars import ContextVar
 from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from geutil.cli.child import note
-
-T = TypeVar("T")
-VERBOSE = ContextVar("VERBOSE", default=False)
-"""Whether what TensorFlow and its converters say is shown, too."""
+from geutil.notes import STEP, note
+from geutil.sizes import size_text
 
 
 @contextmanager
 def working(what: str) -> Iterator[None]:
     """Show on a terminal that something takes its time, and how long it has."""
-    note(what)
+    note(STEP, what)
     if not sys.stderr.isatty():
         yield
         return
+    from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
-    with _stderr() as console, Progress(*columns, console=console, transient=True) as p:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True) as p:
         p.add_task(f"{what} …", total=None)
         yield
-
-
-def counted(items: Iterable[T], what: str, total: int) -> Iterator[T]:
-    """Yield items; on a terminal, show a bar of how many of them were there."""
-    if not sys.stderr.isatty():
-        yield from items
-        return
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with _stderr() as console, Progress(*columns, console=console, transient=True) as p:
-        yield from p.track(items, total, description=what)
-
-
-@contextmanager
-def _stderr() -> Iterator[Any]:
-    """Give a console on stderr that stays there if the process's stderr moves."""
-    from rich.console import Console
-
-    with os.fdopen(os.dup(sys.stderr.fileno()), "w", encoding="utf-8") as terminal:
-        yield Console(file=terminal)
 
 
 def show(result: Any, *, as_json: bool) -> None:
@@ -86,7 +51,7 @@ def show_written(model: Any, written: Any, *, as_json: bool) -> None:
         "signature": model.signature,
         "inputs": _described(model.inputs),
         "outputs": _described(model.outputs),
-        "ops": len(model.graph.get_operations()),
+        "ops": model.op_count,
         "written": plain(written),
     }
     show(described, as_json=True)
@@ -102,29 +67,53 @@ def _described(tensors: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
+class Size(int):
+    """A number of bytes, in a table; people see it with a unit."""
+
+    def __str__(self) -> str:
+        return size_text(self)
+
+
 def show_rows(
     titles: Sequence[str], rows: Iterable[Sequence[Any]], *, as_json: bool
 ) -> None:
-    """Print a table; into a pipe, rows of words with tabs between them."""
+    """Print a table; into a pipe, lines of values with tabs between them.
+
+    Without a terminal, sizes are numbers of bytes, and the heads of columns say so.
+    """
     listed = [list(row) for row in rows]
     if as_json:
         keys = [title.replace(" ", "_") for title in titles]
         show([dict(zip(keys, row, strict=True)) for row in listed], as_json=True)
         return
     if not sys.stdout.isatty():
-        for row in listed:
-            print("\t".join(map(str, row)))
+        columns = [*zip(*listed, strict=True)] or [()] * len(titles)
+        heads = [
+            f"{title}, bytes"
+            if any(isinstance(cell, Size) for cell in column)
+            else title
+            for title, column in zip(titles, columns, strict=True)
+        ]
+        for row in (heads, *listed):
+            print("\t".join(map(_field, row)))
         return
     from rich.console import Console
     from rich.table import Table
 
     console = Console(markup=False, emoji=False, highlight=False)
-    cells = [[str(cell) for cell in row] for row in listed]
+    cells = [["" if cell is None else str(cell) for cell in row] for row in listed]
     widths = _widths([list(titles), *cells], console.width)
     table = Table(*titles, box=None)
     for row in cells:
         table.add_row(*map(cut_in_middle, row, widths))
     console.print(table)
+
+
+def _field(value: Any) -> str:
+    """Return a value of a table as text that another program reads, on one line."""
+    if isinstance(value, Size):
+        return str(int(value))
+    return "" if value is None else " ".join(str(value).split())
 
 
 _BESIDE = 2

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from geutil.cli import files
 from geutil.cli.files import Batches, CommandError
-from geutil.cli.output import counted
 from geutil.errors import QuantizeError
+from geutil.progress import counted
 
 if TYPE_CHECKING:
     import numpy as np
 
-    from geutil.model.comparison import Difference
+    from geutil.data_files import Wanted
+    from geutil.model.comparison import Comparison, Difference
 
 Arrays = dict[str, Any]
 
@@ -26,20 +27,20 @@ class Runnable:
 
     Attributes:
         path: where it was read.
-        inputs: the names of the inputs, and their shapes: None where they are open.
+        inputs: the names of the inputs, their types and shapes.
         outputs: the names of the outputs.
         call: computes outputs, of inputs for which `fed` has found the arrays.
     """
 
     path: Path
-    inputs: Mapping[str, tuple[int | None, ...] | None]
+    inputs: Mapping[str, Wanted]
     outputs: tuple[str, ...]
     call: Callable[[Arrays], Arrays]
 
     @property
     def batch(self) -> int | None:
         """The one batch size that it takes; None if it takes any."""
-        sizes = {shape[0] for shape in self.inputs.values() if shape}
+        sizes = {want.shape[0] for want in self.inputs.values() if want.shape}
         return sizes.pop() if len(sizes) == 1 else None
 
 
@@ -54,6 +55,8 @@ def read_runnable(path: Path, signature: str | None) -> Runnable:
         return _file(path, signature)
     import tensorflow as tf
 
+    from geutil.data_files import wanted
+
     model = files.read_model(path, signature)
 
     def call(arrays: Arrays) -> Arrays:
@@ -65,15 +68,13 @@ def read_runnable(path: Path, signature: str | None) -> Runnable:
                 f"'{path}' fails on these data: {said}; pass data that it can take"
             ) from error
 
-    shapes = {
-        name: None if t.shape.rank is None else tuple(t.shape.as_list())
-        for name, t in model.inputs.items()
-    }
-    return Runnable(path, shapes, tuple(model.outputs), call)
+    inputs = {name: wanted(t) for name, t in model.inputs.items()}
+    return Runnable(path, inputs, tuple(model.outputs), call)
 
 
 def _file(path: Path, signature: str | None) -> Runnable:
     """Open a TFLite file, whose integers are steps of its own."""
+    from geutil.data_files import wanted
     from geutil.model import inspect
     from geutil.quantize.int8.running import Runner
 
@@ -106,8 +107,8 @@ def _file(path: Path, signature: str | None) -> Runnable:
             _check_fits(path, key, array, ends.inputs[key])
         return runner.results(runner.run(runner.stored(arrays)))
 
-    shapes = {key: info.shape for key, info in ends.inputs.items()}
-    return Runnable(path, shapes, tuple(ends.outputs), call)
+    inputs = {key: wanted(info) for key, info in ends.inputs.items()}
+    return Runnable(path, inputs, tuple(ends.outputs), call)
 
 
 def _check_fits(path: Path, key: str, array: Any, info: Any) -> None:
@@ -136,24 +137,24 @@ def _shown(shape: Sequence[int | None] | None) -> str:
     return f"[{','.join('n' if size is None else str(size) for size in shape)}]"
 
 
-def outputs_on(side: Runnable, data: Path, batch: int) -> Arrays:
+def outputs_on(side: Runnable, data: Path, batch: int, *, tell: bool = True) -> Arrays:
     """Return the outputs of all samples, batch by batch.
 
     Args:
         side: what is run.
-        data: a .npz file or a directory of them.
+        data: a .npz or .npy file, or a directory of them.
         batch: how many samples to run at once, where any number can be.
+        tell: warn of arrays that are left out.
 
     Raises:
         CommandError: the data do not fit, or outputs have no value for each sample.
     """
-    batches = Batches(data, side.batch or batch)
+    batches = Batches(data, batch).fitted(side.inputs, tell=tell)
     parts: dict[str, list[Any]] = {name: [] for name in side.outputs}
     counts = []
-    for arrays in counted(batches, f"running {side.path.name}", len(batches)):
-        inputs = fed(side, arrays)
-        counts.append(_samples(side, inputs))
-        for name, value in side.call(inputs).items():
+    for arrays in counted(batches, len(batches), None, f"running {side.path.name}"):
+        counts.append(_samples(side, arrays))
+        for name, value in side.call(arrays).items():
             parts[name].append(value)
     if not counts:
         raise CommandError(f"'{data}' has no sample; give one at least")
@@ -215,8 +216,8 @@ def _joined(name: str, parts: Sequence[np.ndarray[Any, Any]], counts: list[int])
     return np.concatenate(parts)
 
 
-def drawn_difference(model: Any, side: Runnable, samples: int = 2) -> tuple[float, int]:
-    """Return the largest difference of outputs on drawn inputs, and on how many.
+def drawn_comparison(model: Any, side: Runnable, samples: int = 2) -> Comparison:
+    """Compare a model with what was made from it, on drawn inputs.
 
     Args:
         model: the model that what is run was made from.
@@ -225,19 +226,22 @@ def drawn_difference(model: Any, side: Runnable, samples: int = 2) -> tuple[floa
     """
     import numpy as np
 
+    from geutil.model.comparison import Comparison
     from geutil.model.random_samples import bounds_of_indices, random_inputs
+    from geutil.select.networks.outputs import Movement, rows_of
 
-    rng, bounds, largest = (
-        np.random.default_rng(0),
-        bounds_of_indices(model.inputs),
-        0.0,
-    )
+    rng, bounds = np.random.default_rng(0), bounds_of_indices(model.inputs)
+    found: dict[str, Difference] = {}
+    movements = {name: Movement() for name in model.outputs}
     for _ in range(samples):
         arrays = random_inputs(model.inputs, rng, None, bounds)
-        theirs = side.call(fed(side, arrays))
-        found = differences(model.run(**arrays), theirs, 0.0, 0.0)
-        largest = max(largest, *(d.absolute for _, d in found))
-    return largest, samples
+        theirs, ours = side.call(fed(side, arrays)), model.run(**arrays)
+        for name, difference in differences(ours, theirs, 0.0, 0.0):
+            found[name] = difference.worse(found.get(name))
+        for name, value in ours.items():
+            movements[name].add(value, rows_of(arrays))
+    motions = {name: movement.entry() for name, movement in movements.items()}
+    return Comparison(found, samples, 0.0, 0.0, motions)
 
 
 def differences(

@@ -25,7 +25,7 @@ from geutil.memory import Timeline
 from geutil.memory.bounds import has_solver, worst_of
 from geutil.memory.executor import typical
 from geutil.memory.kernels.onednn import with_onednn
-from geutil.memory.predicting import Step, executed_step
+from geutil.memory.step_prediction import Step, executed_step
 from geutil.model import Model
 from geutil.transform import copy_with_input_replacements
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,9 +14,12 @@ from geutil.cli.options import ModelFormat
 from geutil.cli.output import plain, show, working
 from geutil.cli.wording import in_words, translated
 from geutil.errors import GeutilError
+from geutil.sizes import size_text
 
 if TYPE_CHECKING:
     from geutil.model import Model
+    from geutil.model.comparison import Comparison
+    from geutil.select.networks.outputs import Motion
 
 _SAMPLES = 2
 _BATCH_SAMPLES = 8
@@ -40,6 +43,8 @@ class Written:
         given: whether these were given; else they were drawn.
         not_compared: why it was not run; "" if it was.
         seconds: from the start of the command.
+        relative: the difference relative to the largest magnitude of its output.
+        motions: how much each output moves with the samples.
     """
 
     path: Path
@@ -53,10 +58,10 @@ class Written:
     given: bool
     not_compared: str
     seconds: float
+    relative: float | None = None
+    motions: Mapping[str, Motion] = field(default_factory=dict)
 
     def __str__(self) -> str:
-        from geutil.model.files.inspection import size_text
-
         added, removed = (sum(c.values()) for c in (self.ops_added, self.ops_removed))
         sizes = f"{size_text(self.bytes)}, before {size_text(self.bytes_before)}"
         lines = [f"wrote '{self.path}' ({self.format}): {sizes}; {self.seconds:.1f} s"]
@@ -65,10 +70,18 @@ class Written:
         if self.difference is None:
             lines.append(f"not run beside what was read: {self.not_compared}")
         else:
+            shown = f"{self.difference:.3g}"
+            if self.relative:
+                shown += f" ({self.relative:.2g} of the output)"
             lines.append(
-                f"largest difference from what was read: {self.difference:.3g}, on "
+                f"largest difference from what was read: {shown}, on "
                 f"{self.samples} {'given' if self.given else 'drawn'} input(s)"
             )
+            lines += [
+                f"  output '{name}' {motion}"
+                for name, motion in self.motions.items()
+                if str(motion)
+            ]
         return "\n".join(lines)
 
 
@@ -107,7 +120,7 @@ class Record:
         data: files.Batches | None = None,
         why_not: str = "",
         *,
-        compared: Callable[[], tuple[float, int]] | None = None,
+        compared: Callable[[], Comparison] | None = None,
         format: str = "",
     ) -> Written:
         """Return what was written.
@@ -116,16 +129,15 @@ class Record:
             model: the model that was written.
             data: inputs to run both on; None draws some.
             why_not: why the two cannot be held side by side; "" if they can.
-            compared: runs both, in place of `Model.compare`: returns the largest
-                difference, and on how many inputs.
+            compared: runs both, in place of `Model.compare`.
             format: what was written, if it is none of the formats of options.
         """
         kinds = _kinds(model)
-        difference, samples = None, 0
+        found: Comparison | None = None
         if not why_not:
             try:
                 with working("running both"):
-                    difference, samples = (
+                    found = (
                         self._compared(model, data) if compared is None else compared()
                     )
             except GeutilError as error:
@@ -137,19 +149,21 @@ class Record:
             self._bytes_before,
             dict(kinds - self._kinds),
             dict(self._kinds - kinds),
-            difference,
-            samples,
+            None if found is None else found.largest,
+            0 if found is None else found.samples,
             data is not None,
             why_not,
             time.monotonic() - self._began,
+            None if found is None else found.relative,
+            {} if found is None else found.motions,
         )
 
-    def _compared(self, model: Model, data: files.Batches | None) -> tuple[float, int]:
+    def _compared(self, model: Model, data: files.Batches | None) -> Comparison:
         inputs = None
         if data is not None:
             inputs = [{n: v[:_BATCH_SAMPLES] for n, v in next(iter(data)).items()}]
-        found = self._before.compare(model, inputs, _SAMPLES)
-        return max(d.absolute for d in found.differences.values()), found.samples
+        found: Comparison = self._before.compare(model, inputs, _SAMPLES)
+        return found
 
 
 def tell(written: Written, report: Any, *, as_json: bool) -> None:

@@ -1,7 +1,6 @@
 """Memory-saving gradients: gradient checkpointing for TensorFlow graphs.
 
-The names are imported when they are first used: `geutil.gradients.planner` needs no
-TensorFlow.
+Names are imported at first use: `geutil.gradients.planner` needs no TensorFlow.
 """
 
 import typing
@@ -54,6 +53,7 @@ if typing.TYPE_CHECKING:
         gradients_memory,
         gradients_speed,
     )
+    from geutil.gradients.checkpointed_calls import checkpointed
     from geutil.gradients.choices import MIN_CHECKPOINT_SIZE
     from geutil.gradients.dry_run import explain, plan, plan_curve
     from geutil.gradients.encodings import EncodedTensor
@@ -74,7 +74,6 @@ if typing.TYPE_CHECKING:
     )
     from geutil.gradients.report import KeptTensor, RecomputedOp, Report, last_report
     from geutil.gradients.updates import order_updates
-    from geutil.gradients.wrapping import checkpointed
     from geutil.pipeline.micro_batches import PipelinedStep, pipelined
 else:
     __getattr__, __dir__ = lazy.names_of(
@@ -109,6 +108,6 @@ else:
             ),
             "report": ("KeptTensor", "RecomputedOp", "Report", "last_report"),
             "updates": ("order_updates",),
-            "wrapping": ("checkpointed",),
+            "checkpointed_calls": ("checkpointed",),
         },
     )

@@ -15,7 +15,7 @@ from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.dry_run import explained
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
-from geutil.gradients.preparing import prepare
+from geutil.gradients.preparation import prepare
 from geutil.gradients.report import publish
 from geutil.gradients.step import require_targets
 from geutil.gradients.tape.engine import TapeEngine
@@ -41,7 +41,7 @@ def gradients(
     device: str | None = None,
     **kwargs: Any,
 ) -> list[Any]:
-    """Return the gradients of `ys` by `xs` with activations recomputed to save memory.
+    """Return the gradients of `ys` by `xs`, recomputing tensors that would fill memory.
 
     Gradient checkpointing: of the forward pass only some tensors, the checkpoints, are
     held for the backward pass. The rest is computed a second time, segment by segment,
@@ -54,30 +54,30 @@ def gradients(
     `tf.gradients` to the last bit, unless Grappler joins constants in another order
     (see `geutil.gradients.bitwise_determinism`), and as far as `tf.gradients` repeats
     itself: the order in which TensorFlow adds three or more tensors can be left to
-    chance (see there, too). Otherwise the step also runs in an order that holds
-    little, and adds gradients up as they come: rounded like TensorFlow's with Grappler
-    or, where forward ops have to wait and Grappler joins less, without it; and to 1e-6
-    under XLA, unless the loss amplifies rounding more than that.
+    chance (see there, too). Otherwise the step also runs in an order that holds little,
+    and adds gradients up as they come: rounded like TensorFlow's with Grappler or,
+    where forward ops have to wait and Grappler joins less, without it; and to 1e-6
+    under XLA, unless the differentiated function amplifies a rounding beyond that.
 
-    Nothing stateful runs twice: the results of variable reads, assignments, random
-    numbers, queues and prints are kept. Loops, branches and calls are recomputed whole.
-    Tensors that a loop of functions keeps of each iteration for its backward pass, such
-    as the gates of an LSTM, are computed again iteration by iteration where "memory" or
-    a budget gains by it; products of the loop may run again then, no stateful op.
+    Nothing stateful runs twice: variable reads, assignments, random numbers, queues and
+    prints keep their results. Loops, branches and calls are recomputed whole. Values
+    that a loop of functions keeps of each turn for its backward pass, such as the gates
+    of an LSTM, are computed again turn by turn where "memory" or a budget gains by it;
+    its products may run again then, nothing stateful.
 
     Args:
         ys: a tensor, or a list or tuple of tensors.
         xs: a tensor, a `tf.Variable` or a Keras variable, or a list or tuple of them.
         grad_ys: the gradients of `ys`, each of its shape; None means ones.
-        checkpoints: the kept tensors. A list of tensors, of Keras layers, or of names
-            of either, of ops or scopes; "collection", the tensors in the graph
+        checkpoints: the tensors to hold. A list of tensors, of Keras layers, or of
+            names of either, of ops or scopes; "collection", the tensors in the graph
             collection `checkpoints`; "speed", the results of convolutions, matrix
-            products and the like; "memory", those of the lowest predicted peak; a
-            `Budget`, those of the least time at a predicted peak within it, or those
-            that hold the least within some more time; a `Plan`, found for such
-            a budget before; or a policy, a predicate on tensors such as
-            `by_type("Conv2D")`. None: all tensors that the backward pass reads, as with
-            `tf.gradients`, for the other features of `engine` and the report.
+            products and the like; "memory", the tensors of the least predicted peak; a
+            `Budget`, those of the least time at a predicted peak within it, or of the
+            least peak within some more time; a `Plan`, those found for such a budget
+            before; or a policy, a predicate on tensors such as `by_type("Conv2D")`.
+            None: all that the backward pass reads, as with `tf.gradients`, for the sake
+            of `engine` or the report.
         min_checkpoint_size: modes and policies choose no tensor of fewer elements.
             "memory" keeps a tiny one along that reaches over many layers, such as a
             mask that each of them reads.
@@ -104,19 +104,18 @@ def gradients(
             runs are ordered by `order_updates`. Under XLA and op determinism nothing is
             ordered.
         shapes: shapes for tensors whose static shapes leave dimensions open, such as
-            placeholders: a mapping, or pairs. A key is a tensor, its `ref()` or its
+            those of feeds: a mapping, or pairs. A key is a tensor, its `ref()` or its
             name. All other sizes follow. Without them an open dimension that follows
-            from no other is assumed to be 32; the report lists the tensors. They hold
-            for the graph from then on.
-        encode: the encodings of tensors of which the backward pass needs less than
-            their values. "lossless": where an activation lets gradients through, the
-            places of the maxima of a pool, a shape, a sign, the input of a cast to more
-            bytes. Nothing is computed again for it, and with `checkpoints=None` the
-            gradients are the same to the last bit, but under XLA. "bfloat16": these,
-            and all other kept tensors of type float32 wait in half the bytes, which
-            changes the gradients; `encoding_errors` measures how much. None: nothing is
-            encoded. Nor is it where the step would hold more, or, within a budget, take
-            longer.
+            from nothing is taken for 32; the report names them. They hold for the
+            graph from then on.
+        encode: the form to keep of tensors whose values the backward pass does not
+            need. "lossless": where an activation lets gradients through, the places of
+            the maxima of a pool, a shape, a sign, the input of a cast to more bytes.
+            Nothing is computed again for it, and with `checkpoints=None` the gradients
+            are the same to the last bit, but under XLA. "bfloat16": these, and all
+            other kept tensors of type float32 wait in half the bytes, which changes the
+            gradients; `encoding_errors` measures how much. None: nothing is encoded.
+            Nor is it where the step would hold more, or, within a budget, take longer.
         device: where ops run that name no device, such as "GPU:0", which need not be
             there: checkpoints, order and budget are then for that device's memory, and
             the report is on it (`geutil.memory.predict`). It holds for the graph from
@@ -128,8 +127,8 @@ def gradients(
 
     Returns:
         A list with a tensor or `tf.IndexedSlices` for each x, or None where no y
-        depends on it. `last_report` returns the kept tensors and the recomputed ops.
-        Its warnings are logged as well, so plain gradients never come without a word,
+        depends on it. `last_report` tells which tensors are kept and recomputed. Its
+        warnings are logged as well, so plain gradients never come without a word,
         unless `checkpoints` is None.
 
     Raises:
@@ -177,7 +176,7 @@ def gradients(
     if isinstance(checkpoints, Budget | Plan) and not is_func_graph(
         require_targets(ys)[0].graph
     ):
-        # In a graph that stays, what cannot be done is refused on a copy.
+        # In a graph that stays, impossible requests are refused on a copy.
         explained(ys, xs, grad_ys, options, kwargs)
     prepared = prepare(ys, xs, grad_ys, options, kwargs)
     replanning = prepared.replanning() if order else None
@@ -270,7 +269,7 @@ _POSITIONAL = (
 
 
 def _named(args: tuple[Any, ...]) -> dict[str, Any]:
-    """Name what `tf.gradients` takes by position after `grad_ys`."""
+    """Name the positional arguments of `tf.gradients` after `grad_ys`."""
     if len(args) > len(_POSITIONAL):
         raise ArgumentTypeError(
             f"expected at most {len(_POSITIONAL) + 3} arguments by position, as "
@@ -284,7 +283,7 @@ class GradientError:
     """How far a gradient is from that of `tf.gradients`.
 
     Attributes:
-        name: the name of the tensor or variable that it is the gradient by.
+        name: the name of the x that it is the gradient by.
         relative: the Euclidean norm of the difference, over that of the gradient.
         largest: the largest difference of an element, over the largest element.
     """
@@ -303,7 +302,7 @@ def encoding_errors(
     with its effects: moving averages move, and dropout draws.
 
     Args:
-        loss: computes the loss from a batch.
+        loss: computes the differentiated tensor from a batch.
         xs: variables, the same in each call.
         *batch: tensors or arrays.
         **options: those of `gradients`; `encode` is "bfloat16" unless given, and

@@ -1,4 +1,4 @@
-"""Builds a choice: makes the edits of its step, and copies what runs again."""
+"""Applies a choice: makes the edits of its step, and copies the ops that run again."""
 
 from __future__ import annotations
 
@@ -44,11 +44,8 @@ _SUMMED = "summed"
 def build_recomputation(
     plan: Recomputation, offload: Offload | None = None
 ) -> PlainStep:
-    """Make all edits of a step that were planned, and let it recompute.
-
-    `offload` says which kept tensors wait in the memory of another device, and where
-    those wait that the plan sends away; under XLA, which knows one device, none does.
-    """
+    """Make all planned edits of a step, and let it recompute."""
+    # Under XLA, which knows one device, no tensor is offloaded.
     plan = replace(plan, step=applied(plan.step))
     if not plan.segments:
         return plan.step
@@ -57,7 +54,7 @@ def build_recomputation(
         _recompute(plan, DataDelays(plan))
         return _run_pools_in_time(plan.step)
     if runtime.is_determinism_enabled():
-        # Sums and turns would change what Grappler joins, and so how it rounds.
+        # Sums and turns would change which ops Grappler joins, and so how it rounds.
         readers = bitwise_determinism.readers_of(plan.step)
         delays = ControlDelays(_parted(plan), offload)
         copies = _recompute(plan, delays, offload)
@@ -106,12 +103,9 @@ def applied(step: PlainStep) -> PlainStep:
 
 
 def add_in_turn(step: PlainStep) -> PlainStep:
-    """Replace the sums of more than two gradients by sums of two.
-
-    `AddN` holds all it adds up until the last has come; and see `add_in_pairs` for what
-    Grappler makes of it. The result is the same to the last bit. The old sums are left
-    without readers.
-    """
+    """Replace sums of more than two gradients by sums of two, equal to the last bit."""
+    # `AddN` holds all terms until the last one has come; `add_in_pairs` names the rest.
+    # The old sums are left without readers.
     replaced = {}
     for op in long_sums(step):
         tensors = [op.inputs[place] for place in order_of_addition(step, op)]
@@ -153,7 +147,7 @@ def _recompute(
 ) -> Copies:
     """Copy forward ops, and let the backward pass read the copies."""
     stages = range(len(plan.segments))
-    # Made first, so that the copies come after what they read.
+    # Made first, so that the copies come after their inputs.
     stand_ins = [delays.copies(stage) for stage in stages]
     copies = Copies(plan)
     if offload is not None and isinstance(delays, ControlDelays):
@@ -176,13 +170,11 @@ def _recompute(
 
 
 class Copies:
-    """Copies of the ops of all segments.
+    """Copies of the ops of all segments, by an import for each time that they run."""
 
-    One import copies all that run again for the first time, the next one all that do
-    for the second: an import costs as much as looking through the graph, however little
-    is imported. Control inputs are left out: these have run by then, or, where ops are
-    of a backward pass themselves, lie in segments that come later.
-    """
+    # An import costs as much as looking through the graph, however little is imported.
+    # Control inputs are left out: these ops have run by then, or, where ops are of a
+    # backward pass themselves, lie in segments that come later.
 
     def __init__(self, plan: Recomputation) -> None:
         self._plan = plan
@@ -215,7 +207,7 @@ class Copies:
         ]
 
     def fetch(self, gates: Sequence[Operation], offload: Offload) -> None:
-        """Let what the plan sends away come back when its segment begins."""
+        """Bring offloaded tensors back when their segment begins."""
         elsewhere: list[Operation] = []
         for stage, segment in enumerate(self._plan.segments):
             for op in segment.ops:
@@ -244,7 +236,7 @@ class Copies:
         return copied
 
     def names(self) -> dict[str, str]:
-        """Return the name of each copy, by what programs call it."""
+        """Map the names that programs use for copies to the names of the copies."""
         copies = {
             name_of_copy(op, turn): self.op(stage, op).name
             for (stage, op), turn in self._turn.items()
@@ -263,7 +255,7 @@ def _reread(
     original: Operation,
     stand_ins: Sequence[IdentityMap[Tensor]],
 ) -> None:
-    """Let a copy read what it has to: copies of its segment, or stand-ins."""
+    """Let a copy read copies of its segment, or stand-ins."""
     copy = copies.op(stage, original)
     for index, t in enumerate(original.inputs):
         if copies.has(stage, t.op):

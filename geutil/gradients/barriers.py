@@ -1,25 +1,19 @@
 """Barriers that make a segment wait for its turn: control edges, or data under XLA.
 
-XLA leaves control edges out of account, merges an op with a copy that reads the same,
-and runs an op as soon as its inputs are there: it obeys data alone. So a barrier makes
-a number from all that shall come first, and stand-ins that depend on it, though it
+XLA ignores control edges, merges an op with a copy that reads the same tensors, and
+runs an op as soon as its inputs are there: it obeys data alone. So a barrier computes a
+number from everything that shall come first, and stand-ins that depend on it, though it
 never changes their value.
-
-How a stand-in is made decides what is held until then. Measured on CPU with TensorFlow
-2.21: ResNet50, batch 16, 224 px, 16 block outputs kept, the allocator's peak in a step;
-plain gradients need 1451 MB. With `where` for the kept tensors that copies read, 1211
-MB; with `where` for those that gradient ops read, too, 858; with a loop that never
-turns for computed tensors, and `where` for variables, 794.
-
-Gradient ops that read a kept tensor as it is make XLA transpose it right away, in the
-forward pass, and hold both. A `where` is fused with the ops that compute its input, and
-so their inputs are held: two convolutions' outputs instead of the sum.
-
-XLA expands the gradient of a maximum pooling into numbered positions, four tensors as
-large as the padded input and one of zeros, and makes them when the step begins, since
-they read nothing: 266 MB of those 794. Inside a loop that turns once they are made when
-the loop is run: 537 MB.
 """
+
+# How a stand-in is made decides which tensors are held until then. Measured on CPU with
+# TensorFlow 2.21: ResNet50, batch 16, 224 px, 16 block outputs kept, the allocator's
+# peak in a step; plain gradients need 1451 MB. With `where` for the kept tensors that
+# copies read, 1211 MB; with `where` for those that gradient ops read, too, 858; with a
+# loop that never turns for computed tensors, and `where` for variables, 794. Gradient
+# ops that read a kept tensor itself make XLA transpose it right away, in the forward
+# pass, and hold both. A `where` is fused with the ops that compute its input, so their
+# inputs are held: two convolutions' outputs instead of the sum.
 
 from __future__ import annotations
 
@@ -56,7 +50,7 @@ HOST = "/device:CPU:0"
 _AWAY = "offloaded"
 _ON_THE_WAY = 2
 """How many tensors may be on the way at once: while the one before the last is, the
-device computes what comes between them."""
+device computes the ops between them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,11 +67,9 @@ class Offload:
 
 
 def with_returns(plan: Recomputation, offload: Offload | None) -> Recomputation:
-    """Return a recomputation whose kept tensors wait on another device.
-
-    Those go that some segment needs: others are read before the first segment, and
-    would be back at once.
-    """
+    """Return a recomputation whose kept tensors wait on another device."""
+    # Tensors that no segment needs stay: they are read before the first segment, and
+    # would be back at once.
     if offload is None:
         return plan
     stages = enumerate(plan.segments)
@@ -104,10 +96,7 @@ def offloaded(plan: Recomputation) -> list[Tensor]:
 def bring_back(
     plan: Recomputation, gates: Sequence[Operation], offload: Offload | None
 ) -> list[types.IdentityMap[Tensor]]:
-    """Send tensors away as soon as they are made, and back for each segment.
-
-    Returns, for each segment, which begins behind its gate, what to read instead.
-    """
+    """Send tensors away once made; map them to their returns for each segment."""
     returned: list[MutableIdentityMap[Tensor]] = [MutableIdentityMap() for _ in gates]
     if offload is None:
         return list(returned)
@@ -122,21 +111,13 @@ def bring_back(
 
 
 def limit_sending(step: PlainStep, sent: Iterable[tuple[Tensor, Tensor]]) -> None:
-    """Let the forward pass wait until tensors that it sent have arrived.
-
-    To be called when all copies are made, which would read what the ops wait on.
-
-    A GPU's ops are enqueued far ahead of those that it runs, and a tensor that is sent
-    is held until its copy has ended. So that no more than a few are held for that, the
-    op that makes another one waits, or its first reader that can.
-
-    Nothing waits in a graph that a Session runs: who asks for the ys alone would have
-    all tensors sent. Nor with op determinism, where it would change roundings.
-
-    Args:
-        step: the step.
-        sent: the tensors, each with that on the other device.
-    """
+    """Let the forward pass wait until `sent` tensors have arrived."""
+    # To be called when all copies are made, which would read the ops' waits. A GPU's
+    # ops are enqueued far ahead of those that it runs, and a tensor that is sent is
+    # held until its copy has ended. So the op that makes another one waits, or its
+    # first reader that can. Nothing waits in a graph that a Session runs: who asks for
+    # the ys alone would have all tensors sent. Nor with op determinism, where waiting
+    # would change roundings.
     if not types.is_func_graph(step.graph) or runtime.is_determinism_enabled():
         return
     pairs = sorted(sent, key=lambda pair: adjacency.creation_index(pair[0].op))
@@ -160,12 +141,10 @@ def send_once(tensor: Tensor, offload: Offload) -> Tensor:
 def fetch(
     tensor: Tensor, sent: Tensor, awaited: Sequence[Operation], device: str
 ) -> Tensor:
-    """Return a sent tensor that comes back from a device once some ops have run.
-
-    TensorFlow moves a tensor to the device of its reader as soon as it is there,
-    whatever the reader waits for: the ops that send and receive it bear no control
-    edges. So an op on the device where the tensor waits holds it back.
-    """
+    """Return a sent tensor that comes back from a device once some ops have run."""
+    # TensorFlow moves a tensor to the device of its reader as soon as it is there,
+    # whatever the reader waits for: the ops that send and receive it bear no control
+    # edges. So an op on the device where the tensor waits holds it back.
     with _away(tensor, device):
         held_back = tf.raw_ops.PlaceholderWithDefault(
             input=sent, shape=tensor.shape, name=f"{tensor.op.name}/wait"
@@ -177,7 +156,7 @@ def fetch(
 
 @contextmanager
 def _away(tensor: Tensor, device: str) -> Iterator[None]:
-    """Make ops on a device, in the scope of what is offloaded."""
+    """Make ops on a device, in the scope of offloaded tensors."""
     graph = tensor.graph
     with creation.neutral(graph), graph.name_scope(f"{_AWAY}/"), graph.device(device):
         yield
@@ -192,24 +171,18 @@ _OF_POOLS = frozenset(("MaxPoolGrad", "MaxPoolGradV2", "MaxPool3DGrad"))
 def data_barrier(tensors: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
     """Return stand-ins for `tensors` that XLA cannot compute before `after`.
 
-    A stand-in has the value of its tensor, bit for bit, and passes its gradient on.
-    Its readers are neither run before all of `after` is computed nor merged with those
-    of the tensor itself. Infinities and NaNs in `after` do not matter.
-
-    A tensor that is computed goes through a loop that never turns. XLA does not fuse a
-    loop, so that the tensor itself is held, and gives its results the memory of what
-    goes in, so that nothing is copied: unless something that is not computed before the
-    loop reads the tensor as well. So where several barriers hold back the same tensor,
-    let each read the stand-in of the one before. XLA may not write to the memory of an
-    input of the step, and a loop would have it copied: that is chosen by `where`.
-
-    Raises:
-        ArgumentTypeError: something is no tensor of a graph, or has a type that cannot
-            depend on data: a resource, variant, string or quantized number.
-
-    Cost: a dozen ops, and three for each tensor and each of `after`, which is read
-    once.
+    A stand-in has the value of its tensor, bit for bit, and passes its gradient on. Its
+    readers neither run before all of `after` is computed nor merge with those of the
+    tensor itself. Infinities and NaNs in `after` do not matter. Raises
+    ArgumentTypeError for tensors that cannot depend on data: resources, variants,
+    strings, quantized numbers.
     """
+    # A computed tensor goes through a loop that never turns. XLA does not fuse a loop,
+    # so that the tensor itself is held, and gives its results the memory of its inputs,
+    # so that nothing is copied, unless an op that can run after the loop reads the
+    # tensor, too. So where several barriers hold back the same tensor, let each read
+    # the stand-in of the one before. XLA may not write to the memory of an input of the
+    # step, and a loop would have it copied: `where` is for those.
     for tensor in (*tensors, *after):
         _require_data(tensor)
     if not tensors or not after:
@@ -229,14 +202,12 @@ def is_expanded(op: Operation) -> bool:
 
 
 def run_in_time(op: Operation) -> Tensor:
-    """Return a stand-in for the gradient of a maximum pooling, run when it is due.
-
-    The op is run by a loop that turns once, since what XLA makes for it of nothing is
-    made inside the loop then. The first input becomes the result, so that there is no
-    other buffer. Values are the same, bit for bit, and gradients pass to the op itself.
-
-    Cost: some 15 ops. When the step runs, the last input is read once more.
-    """
+    """Return a stand-in for the gradient of a maximum pooling, run when it is due."""
+    # XLA expands this gradient into numbered positions, four tensors as large as the
+    # padded input and one of zeros, and makes them when the step begins, since they
+    # read nothing: 266 MB of the 794 above. Inside a loop that turns once they are made
+    # when the loop runs: 537 MB. The first input becomes the result, so there is no
+    # other buffer.
     run = getattr(tf.raw_ops, op.type)
     names = [argument.name for argument in op.op_def.input_arg]
     attributes = {
@@ -275,18 +246,16 @@ def _require_data(tensor: Tensor) -> None:
 
 
 def is_given(op: Operation) -> bool:
-    """Tell whether an op yields what is there when a step begins."""
+    """Tell whether the results of an op are there when a step begins."""
     while op.type in _PASSING_ON:
         op = op.inputs[0].op
     return op.type in _GIVEN
 
 
 def _never(after: Iterable[Tensor]) -> Tensor:
-    """Return a truth value that depends on all of `after`, and is false.
-
-    XLA simplifies what it can prove. It does not know that n (n + 1) is even, which
-    also holds where the product overflows.
-    """
+    """Return a truth value that depends on all of `after`, and is false."""
+    # XLA simplifies what it can prove. It does not know that n (n + 1) is even, which
+    # also holds where the product overflows.
     number = tf.reduce_max(tf.stack([_number(t) for t in after]))
     return tf.equal(tf.bitwise.bitwise_and(number * (number + 1), 1), 1)
 
@@ -302,7 +271,7 @@ def _number(tensor: Tensor) -> Tensor:
 
 
 def _loop(never: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield what a loop that never turns makes of the tensors: the tensors."""
+    """Yield the results of a loop that never turns: the tensors."""
     if not tensors:
         return
 
@@ -328,7 +297,7 @@ def _passing_gradients_on(
 
 @tf.RegisterGradient(_GRADIENT)
 def _barrier_gradient(op: Operation, *gradients: Tensor) -> list[Tensor | None]:
-    """Give the gradients of the stand-ins to the tensors, none to what made them."""
+    """Pass the gradients of the stand-ins to the tensors, none to `after`."""
     count = len(gradients) // 2
     return [*gradients[count:], *[None] * count]
 
@@ -338,12 +307,12 @@ _SHAPE_ELEMENTS = 64
 
 
 class ControlDelays:
-    """Stand-ins that wait by control edges, which TensorFlow's executor obeys.
+    """Stand-ins that wait by control edges, which TensorFlow's executor obeys."""
 
-    The order hangs on these nodes, never on kernels: a control edge onto a convolution
-    keeps oneDNN's layout pass from merging it, or aborts the process. They are of a
-    type that no optimizer of TensorFlow removes. A gate runs before each segment.
-    """
+    # The order hangs on these nodes, never on kernels: a control edge onto a
+    # convolution keeps oneDNN's layout pass from merging it, or aborts the process.
+    # They are of a type that no optimizer of TensorFlow removes. A gate runs before
+    # each segment.
 
     def __init__(self, plan: Recomputation, offload: Offload | None) -> None:
         self._graph = plan.step.graph
@@ -363,7 +332,7 @@ class ControlDelays:
         return self.after(stage, [(t, back.get(t, t)) for t in delayed])
 
     def direct(self, stage: int) -> IdentityMap[Tensor]:
-        """Return what comes back; other tensors are read by ops that wait already."""
+        """Return returned tensors; readers of other tensors wait already."""
         return self._moved[stage]
 
     def after(
@@ -389,11 +358,9 @@ def _gate(graph: Graph, awaited: Sequence[Operation]) -> Operation:
 
 
 def _delayed(segment: Segment) -> IdentitySet:
-    """Return the kept tensors that need a stand-in, so that each op has to wait.
-
-    Variables and constants are read directly where something else delays the op.
-    Constant integers come last: they may be a shape, which shape functions need.
-    """
+    """Return the kept tensors that need a stand-in, so that each op has to wait."""
+    # Variables and constants are read directly where another input delays the op.
+    # Constant integers come last: they may be a shape, which shape functions need.
     kept_tensors = IdentitySet(segment.kept)
     delayed = IdentitySet(t for t in kept_tensors if not is_parameter(t.op))
     for op in segment.ops:
@@ -408,12 +375,11 @@ def _is_constant_integer(tensor: Tensor) -> bool:
 
 
 class DataDelays:
-    """Stand-ins that depend on data, since XLA leaves control edges out of account.
+    """Stand-ins that depend on data, since XLA ignores control edges."""
 
-    XLA runs an op as soon as its inputs are there, also one of the backward pass that
-    reads a kept tensor (to transpose it for a weight gradient, say). So whatever the
-    backward pass does at the time of a segment reads stand-ins as well.
-    """
+    # XLA runs an op as soon as its inputs are there, also one of the backward pass that
+    # reads a kept tensor (to transpose it for a weight gradient, say). So all backward
+    # ops of the time of a segment read stand-ins as well.
 
     def __init__(self, plan: Recomputation) -> None:
         self._plan = plan
@@ -459,11 +425,9 @@ Delays = ControlDelays | DataDelays
 
 
 def _held_back(segment: Segment) -> list[Tensor]:
-    """Return the tensors that must not be read before the time of a segment.
-
-    Matrix products read variables as they are. For convolutions XLA transposes them
-    first, and it would do so when the step begins.
-    """
+    """Return the tensors that must not be read before the time of a segment."""
+    # Matrix products read variables as they are. For convolutions XLA transposes them
+    # first, and it would do so when the step begins.
     readers = [(op, t) for op in segment.ops for t in op.inputs]
     readers += [(read.op, read.tensor) for read in segment.direct]
     kept_tensors = IdentitySet(segment.needed)
@@ -476,11 +440,9 @@ def _held_back(segment: Segment) -> list[Tensor]:
 
 
 def _may_be_held_back(tensor: Tensor) -> bool:
-    """Tell whether a barrier may hold back a tensor, and XLA still compile its readers.
-
-    Shapes, axes, paddings and the ends of ranges must be known when XLA compiles. They
-    are few integers, or a number of any type.
-    """
+    """Tell whether XLA still compiles the readers of a tensor behind a barrier."""
+    # Shapes, axes, paddings and the ends of ranges must be known when XLA compiles.
+    # They are few integers, or a number of any type.
     if not can_wait(tensor) or tensor.shape.rank == 0:
         return False
     elements = tensor.shape.num_elements()

@@ -1,27 +1,24 @@
 """Gradients of the same bits as plain ones.
 
-Grappler joins what has a single reader with that reader: sums of sums (AddOpsRewrite)
-and products of products (MinimizeBroadcasts), which it computes in an order of its own,
-and, for oneDNN, a Pad with the convolution behind it. In plain gradients the backward
-pass reads much of the forward pass, which keeps those ops apart. With recomputation it
-reads copies, and an original and its copy may be left with one reader each. Grappler
-joins nothing that another op waits for.
-
-`AddN` adds into the buffer of the first input that nothing else holds any more, and
-begins with that input. Of three or more terms this decides how the sum is rounded. An
-input that another op reads is free if that op happens to have run: so one graph with
-one seed yields two results, even where `enable_op_determinism` was called, and more of
-the second where the machine is busy. Plain gradients have it, too.
-
-If the backward pass reads inputs of such a sum, it holds them, and the order is fixed.
-It must not change where the backward pass reads copies instead. So such a sum is not
-run a second time, and what held its inputs is made up for.
-
-Left to chance are sums that Grappler joins with what reads them, those whose inputs are
-read by forward ops alone, some of which run again, and products of several constants
-and tensors: Grappler joins the constants (ConstantPushDown) in an order that depends on
-the whole graph.
+Grappler joins an op that has a single reader with that reader: sums of sums
+(AddOpsRewrite), products of products (MinimizeBroadcasts), which it computes in an
+order of its own, and, for oneDNN, a Pad with the convolution behind it. In plain
+gradients the backward pass reads much of the forward pass, which keeps those ops apart.
+With recomputation an original and its copy may be left with one reader each. Grappler
+joins no op that another one waits for.
 """
+
+# `AddN` adds into the buffer of the first input that nothing else holds any more, and
+# begins with that input. Of three or more terms this decides how the sum is rounded. An
+# input that another op reads is free if that op happens to have run: so one graph with
+# one seed yields two results, even where `enable_op_determinism` was called, and more
+# of the second where the machine is busy. Plain gradients have it, too. If the backward
+# pass reads inputs of such a sum, it holds them, and the order is fixed. It must not
+# change where the backward pass reads copies instead. So such a sum is not run a second
+# time, and its inputs are held in another way. Left to chance are sums that Grappler
+# joins with their readers, those whose inputs are read by forward ops alone, some of
+# which run again, and products of several constants and tensors: Grappler joins the
+# constants (ConstantPushDown) in an order that depends on the whole graph.
 
 from __future__ import annotations
 
@@ -58,16 +55,16 @@ def keep_apart(
     before: Readers,
     copies: Iterable[tuple[Operation, Operation, Operation]],
 ) -> None:
-    """Keep Grappler from joining what is left with one reader of several.
-
-    A copy's last reader reads an op in between. Originals get a second reader instead:
-    TensorFlow may be differentiating them just now, and their edges must not change.
+    """Keep Grappler from joining ops that are left with one reader of several.
 
     Args:
         step: the step, which recomputes by now.
         before: the readers of tensors with plain gradients.
         copies: forward ops that run again, with a copy and an op that runs after it.
     """
+    # A copy's last reader reads an op in between. Originals get a second reader
+    # instead: TensorFlow may be differentiating them just now, and their edges must not
+    # change.
     after = readers_of(step)
     for op, copy, later in copies:
         for t, copied in zip(op.outputs, copy.outputs, strict=True):
@@ -86,10 +83,7 @@ def keep_apart(
 def without_joined(
     step: PlainStep, awaited: Iterable[Operation]
 ) -> tuple[Operation, ...]:
-    """Return backward ops to wait for, in the place of those that Grappler may join.
-
-    These are replaced by what they read of the backward pass.
-    """
+    """Replace backward ops that Grappler may join by their backward inputs."""
     backward = frozenset(step.backward)
 
     def joined_with(op: Operation) -> list[Operation]:
@@ -135,7 +129,7 @@ def pin_sum_inputs(
 
 
 def _reads(tensor: Tensor, before: Readers) -> Iterator[tuple[Tensor, Operation]]:
-    """Yield the reads of a tensor, and of what forwards its buffer, with the reader."""
+    """Yield the reads of a tensor, and of forwards of its buffer, with the reader."""
     waiting = [tensor]
     for t in waiting:
         for reader, index in before.get(t, ()):

@@ -1,4 +1,4 @@
-"""Candidates (what a step keeps, encodes, computes again in loops) and their search."""
+"""Candidates (tensors kept, encoded, computed again in loops) and their search."""
 
 from __future__ import annotations
 
@@ -96,10 +96,10 @@ class Options:
             )
 
     def offloading(self) -> Offload | None:
-        """Return what is offloaded, and how."""
+        """Return the device, bandwidth and rules of offloading, or None."""
         planned = self._planned_offload()
         if planned is not None:
-            # The plan has its own places for what comes back.
+            # The plan has its own places for returned tensors.
             return Offload(lambda _: False, planned, prefetch=0)
         if self.offload is False:
             return None
@@ -142,11 +142,12 @@ class Candidate:
     encodings: EncodingPlan | None = None
     # The numbers of the encodings among all that were possible.
     encoded: tuple[int, ...] = ()
-    # For each loop what runs again: nothing (0), or one of its cuts.
+    # For each loop the values computed again: none (0), or those of one of its cuts.
     levels: tuple[int, ...] = ()
     # For a report.
     loops: tuple[LoopValues, ...] = ()
-    # The time of the step's ops, as a part of that without what loops compute again.
+    # The time of the step's ops, as a part of that without values that loops compute
+    # again.
     longer: float = 1.0
     # Less time is better if True, else less bytes at the peak.
     in_budget: bool = False
@@ -182,27 +183,23 @@ class Candidate:
 
 
 Choose = Callable[[PlainStep, Any], tuple[Keeping, Recomputation]]
-"""Chooses by a caller's checkpoints what a step keeps and recomputes."""
+"""Chooses the kept and recomputed tensors of a step by a caller's checkpoints."""
 
 
 def choose_all(
     step: PlainStep, options: Options, encoder: Encoder, choose: Choose
 ) -> Candidate:
-    """Choose what a step keeps, what it encodes, and what its loops compute again.
+    """Choose the tensors that a step keeps, its encodings, and levels of its loops.
 
-    Loops are rebuilt where the choice is free: for "memory", if the step holds less at
-    its peak then, and within a budget, if it can be met in less time. By the `encoder`
-    the graph gets ops of which nothing is read.
-
-    Raises:
-        PlanError: nothing was chosen, or a plan was made for another step.
-
+    Loops are rebuilt where the choice is free: for "memory", if that lowers the peak,
+    and within a budget, if it takes less time. The `encoder` adds ops without readers
+    to the graph. Raises PlanError if nothing fits, or a plan was made for another step.
     Cost: that of `choose`; two to four times, if the step may be encoded; with loops
-        that can compute values again, so many times that: four, and the binary
-        logarithm of how many there are.
+    that can compute values again, four and the binary logarithm of their number times
+    that.
     """
     refuse_mesh(step.graph)
-    search = _Search(step, options, encoder, choose)
+    search = _CandidateSearch(step, options, encoder, choose)
     loops, plan = search.loops, options.checkpoints
     if isinstance(plan, Plan):
         whole = [e for i, e in enumerate(search.every) if i not in plan.encoded]
@@ -213,7 +210,7 @@ def choose_all(
     return replace(best, loops=loops.values(best.levels, in_budget=in_budget))
 
 
-class _Search:
+class _CandidateSearch:
     """Candidates of a step: its encodings, and the levels of its loops."""
 
     def __init__(
@@ -241,11 +238,7 @@ class _Search:
     def candidate(
         self, levels: Levels, left: Sequence[Encoding] = (), reason: str = ""
     ) -> Candidate:
-        """Return what is chosen for some levels of loops and some encodings.
-
-        All but those that are `left` for a `reason`. Raises `PlanError` if there is
-        nothing to choose.
-        """
+        """Return the candidate for some levels, without the encodings `left`."""
         step, longer = self.loops.rebuilt(levels), self.loops.longer(levels)
         checkpoints = _with_less_time(self._checkpoints, longer)
         part = self._all
@@ -286,12 +279,10 @@ class _Search:
             return error
 
     def best(self, levels: Levels) -> Candidate | PlanError:
-        """Return the best candidate with some loops, or why none was found.
-
-        With encodings and without: to run ops again from a tensor may hold less than
-        the mask of it does. As long as tensors run again though they are encoded, the
-        recomputation is chosen anew with these as they are.
-        """
+        """Return the best candidate with some loops, or the error why none is."""
+        # With encodings and without: to run ops again from a tensor may hold less than
+        # its mask does. As long as tensors run again though they are encoded, the
+        # recomputation is chosen anew without these encodings.
         reason = _HELD_FOR_TIME if self._in_budget else _HELD_FOR_LESS
         found = [self._attempt(levels, self.every, reason)]
         left: list[Encoding] = []
@@ -312,15 +303,10 @@ class _Search:
 def best_of(
     choices: Sequence[Levels], attempt: Callable[[Levels], Candidate | PlanError]
 ) -> Candidate:
-    """Return the best of some choices of loops that is found by trying few of them.
+    """Return the best candidate over choices of loops, by bisection.
 
     If one of the `choices`, in the order of `LoopChoices.in_order`, can be met, so can
-    those behind it, or all before it.
-
-    Raises:
-        PlanError: nothing was found with any that was tried.
-
-    Cost: that of `attempt`, twice and the binary logarithm of the choices.
+    those behind it, or all before it. Raises PlanError if none can be met.
     """
     tried = [attempt(levels) for levels in dict.fromkeys((choices[0], choices[-1]))]
     first, last = tried[0], tried[-1]
@@ -352,11 +338,7 @@ def _least(tried: Iterable[Candidate | PlanError]) -> Candidate | None:
 
 
 def _with_less_time(checkpoints: Any, longer: float) -> Any:
-    """Return checkpoints for a step that takes `longer` times the plain one already.
-
-    Raises:
-        PlanError: it takes all of the extra time.
-    """
+    """Return checkpoints for a step that takes `longer` times the plain one already."""
     share = checkpoints.extra_share if isinstance(checkpoints, Budget) else None
     if share is None or longer == 1.0:
         return checkpoints

@@ -1,4 +1,4 @@
-"""Says what memory-saving gradients would do, and builds nothing."""
+"""Plans memory-saving gradients, and builds nothing."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from geutil.gradients.loops import find_loops
 from geutil.gradients.planning import Budget, BudgetSearch, Plan, PlanCurve, make_plan
 from geutil.gradients.policies import NamedPolicy, Policy, name_of_policy
 from geutil.gradients.prediction import program_of
-from geutil.gradients.preparing import Prepared, keep_all, prepare
+from geutil.gradients.preparation import Prepared, keep_all, prepare
 from geutil.gradients.report import Report
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.tape.engine import TapeEngine
@@ -98,7 +98,7 @@ def explained(
     """Return the report that `gradients` would leave, given its options."""
     prepared = _prepared_on_copy(ys, xs, grad_ys, options, kwargs)
     if options.encode == BFLOAT16:
-        # What waits is known only when all is built.
+        # The waits are known only when all is built.
         with prepared.candidate.plan.step.graph.as_default():
             return prepared.build()[1]
     return prepared.report()
@@ -122,17 +122,18 @@ def plan(
     device: str | None = None,
     **kwargs: Any,
 ) -> Plan:
-    """Return the recomputation of `gradients` with a `Budget`, to be used later.
+    """Return the ops that `gradients` with a `Budget` would run again, as a plan.
 
     Planning takes longer than building the gradients, and need not be done again: a
     plan can be saved, and `gradients(ys, xs, checkpoints=plan)` takes it for the same
     step, in the same graph or traced again. Nothing is built here.
 
     The budget is a `Budget`, or the limit of one: bytes, a text such as "1.5GB" or
-    "50%", or a part of the plain peak; the limit makes a `Budget` that is `measured`,
-    or has `offload`, `bandwidth` and `offload_device`. A plan for `extra_time` has its
-    own peak for a budget. The other arguments are those of `gradients`, which has to
-    get the same `encode` with the plan, and the plan is for these `xs`, in this order.
+    "50%", or a part of the peak of plain gradients; the limit stands for a `Budget`
+    that is `measured`, or has `offload`, `bandwidth` and `offload_device`. A plan for
+    `extra_time` has its own peak for a budget. The other arguments are those of
+    `gradients`, which has to be told the same `encode` with the plan, and the plan is
+    for these `xs`, in this order.
 
     Raises:
         The same as `gradients`.
@@ -171,7 +172,7 @@ def plan(
 
 
 def _plan_of(prepared: Prepared, budget: Budget) -> Plan:
-    """Return what was prepared for a budget as a plan."""
+    """Return the prepared step as a plan for a budget."""
     report, chosen = prepared.report(), prepared.candidate
     is_limit = budget.extra_time is None
     limit = budget.bytes(report.plain_peak) if is_limit else report.peak
@@ -194,11 +195,11 @@ def plan_curve(
     device: str | None = None,
     **kwargs: Any,
 ) -> PlanCurve:
-    """Return plans of one step for several budgets: the curve of time against memory.
+    """Return plans of one step for several budgets: the price of memory in time.
 
-    The budgets are those of `plan`; by default, parts of the plain peak. Of a `Budget`
-    that comes first, all but the limit holds for all. The other arguments are those of
-    `gradients`.
+    The budgets are those of `plan`; by default, parts of the peak of plain gradients.
+    Of a `Budget` that comes first, all but the limit holds for all. The other arguments
+    are those of `gradients`.
 
     Returns:
         The plans, each of which `gradients(..., checkpoints=plan)` takes, and the
@@ -357,7 +358,7 @@ class _Scratch:
         return [self._copy[t] for t in tensors if t in self._copy]
 
     def options(self, options: Options) -> Options:
-        """Return options that mean in the copy what `options` mean in the original."""
+        """Return `options` with tensors and gradients of the copied graph."""
         kept, offload = options.checkpoints, options.offload
         dims = tensor_sizes.given_shapes(self._source, options.shapes)
         if isinstance(kept, tuple):

@@ -1,10 +1,9 @@
-"""The ops of encodings: what is kept of a tensor, and gradients that read no more.
+"""The ops of encodings: the kept form of a tensor, and gradients that read no more."""
 
-Every gradient is that of TensorFlow's kernels to the last bit, zeros with their signs:
-the gradient of a Relu is a product with 0 or 1, and that of a pool is the gradient at
-the first maximum of each window, -0 as +0, and +0 elsewhere (TensorFlow 2.21, oneDNN or
-Eigen).
-"""
+# Every gradient is that of TensorFlow's kernels to the last bit, zeros with their
+# signs: the gradient of a Relu is a product with 0 or 1, and that of a pool is the
+# gradient at the first maximum of each window, -0 as +0, and +0 elsewhere (TensorFlow
+# 2.21, oneDNN or Eigen).
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ from geutil.gradients.apply import make_edits
 from geutil.gradients.encodings import Encoding, EncodingPlan
 from geutil.gradients.step import (
     PlainStep,
-    Read,
+    TensorRead,
     edits_of,
     first_results,
     renewed,
@@ -31,17 +30,16 @@ from geutil.graph import adjacency, creation, state, types, v1_control_flow
 from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
 
 _SCOPE = "encoded"
-# Returns what is kept, as of when the backward pass gets to an op.
+# Returns the kept form, as of when the backward pass gets to an op.
 Late = Callable[[Operation, Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Encoder:
-    """Makes what is kept in the place of tensors, for each tensor once.
+    """Builds the kept form of tensors, once for each tensor."""
 
-    TensorFlow builds gradients of a function again and again until they read nothing
-    new; nothing is made twice for that.
-    """
+    # TensorFlow builds gradients of a function again and again until they read nothing
+    # new; nothing is made twice for that.
 
     # Encoded tensors by name of the encoding and by tensor, and the ops that make them.
     made: dict[str, MutableIdentityMap[Tensor]] = field(default_factory=dict)
@@ -50,10 +48,7 @@ class Encoder:
     decoders: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
 
     def encode(self, step: PlainStep, plan: EncodingPlan) -> PlainStep:
-        """Return the step with backward ops that read what is kept instead of tensors.
-
-        Edits are not made yet, but the graph gets ops that nothing reads.
-        """
+        """Return the step whose backward ops read kept forms, by planned edits."""
         if not plan.encodings:
             return step
         late = _late(step)
@@ -77,9 +72,9 @@ class Encoder:
         return with_edited_backward(step, gradients, self.ops, edits)
 
     def _replacement(
-        self, read: Read, keeps: str, plan: EncodingPlan, late: Late
+        self, read: TensorRead, keeps: str, plan: EncodingPlan, late: Late
     ) -> Tensor:
-        """Build what takes the place of a tensor, or of the op that reads it."""
+        """Build the replacement of a tensor, or of the op that reads it."""
         op, tensor = read.op, read.tensor
         if keeps == encodings.NARROW:
             return _widened(read, tensor.op.inputs[0], late)
@@ -120,7 +115,7 @@ class Encoder:
     def _once(
         self, key: str, tensor: Tensor, make: Callable[[Tensor], Tensor]
     ) -> Tensor:
-        """Return what was made of a tensor, or make it in the forward pass."""
+        """Return the op made for a tensor before, or make it in the forward pass."""
         made = self.made.setdefault(key, MutableIdentityMap())
         if tensor not in made:
             graph = tensor.graph
@@ -137,7 +132,7 @@ class Encoder:
 
 def _in_backward_order(
     step: PlainStep, plan: EncodingPlan
-) -> list[tuple[Read, Encoding]]:
+) -> list[tuple[TensorRead, Encoding]]:
     """Return the reads to rewire, for the gradient of a pool that of its input."""
     place = {op: place for place, op in enumerate(step.backward)}
     late = frozenset(plan.swapped.values())
@@ -157,10 +152,8 @@ def _is_0_to_6(tensor: Tensor) -> Tensor:
 
 
 def _first_places(images: Tensor, window: Sequence[int], maxima: Tensor) -> Tensor:
-    """Return the place of the first maximum in each window, counted row by row.
-
-    That is how many places come before it, at each of which something less is.
-    """
+    """Return the place of the first maximum in each window, counted row by row."""
+    # The place is the number of places before it, each of which has something less.
     height, width = window
     _, columns, channels = _image_dims(images)
     apart = tf.reshape(images, [-1, height, columns // width, width, channels])
@@ -202,13 +195,13 @@ def _masked(op: Operation, passes: Tensor) -> Tensor:
         slope = tf.constant(op.get_attr("alpha"), gradient.dtype)
         factor = tf.where(passes, ones, slope)
     else:
-        # A product, as in the kernel: what is negative becomes -0.
+        # A product, as in the kernel: negative numbers become -0.
         factor = tf.cast(passes, gradient.dtype)
     return tf.multiply(gradient, factor)
 
 
 def _cut(padded: Tensor, whole: Tensor) -> Tensor:
-    """Build a tensor again from what it was padded to, held or late."""
+    """Build a tensor again from its padded form, held or late."""
     source, padding = padded.op.inputs[:2]
     before = tf.get_static_value(padding)[:, 0]
     size = tf.shape(padded) - padding[:, 0]
@@ -219,7 +212,7 @@ def _cut(padded: Tensor, whole: Tensor) -> Tensor:
 
 
 def _of_shape(op: Operation, shape: Tensor, late: Late) -> Tensor:
-    """Build what an op makes of the shape of a tensor."""
+    """Build the result of an op that reads the shape of a tensor alone."""
     dtype = op.outputs[0].dtype
     if op.type == "Shape":
         return tf.cast(shape, dtype)
@@ -233,16 +226,14 @@ def _of_shape(op: Operation, shape: Tensor, late: Late) -> Tensor:
     return _resize_gradient(op, shape)
 
 
-def _widened(read: Read, kept: Tensor, late: Late) -> Tensor:
+def _widened(read: TensorRead, kept: Tensor, late: Late) -> Tensor:
     """Build the values of a tensor again, when they are read."""
     return tf.cast(late(read.op, kept), read.tensor.dtype)
 
 
 def _spread(op: Operation, gradient: Tensor, places: Tensor) -> Tensor:
-    """Build the gradient of a pool: that of each maximum in its place.
-
-    The product with nothing is +0, as where the kernel adds nothing.
-    """
+    """Build the gradient of a pool: that of each maximum in its place."""
+    # The product with zero is +0, as where the kernel adds nothing.
     height, width = op.get_attr("ksize")[1:3]
     images = op.inputs[encodings.INPUT]
     rows, columns, channels = _image_dims(images)
@@ -301,12 +292,9 @@ class Halved:
 
 
 def halve(step: PlainStep, smallest: int, encoder: Encoder) -> Halved:
-    """Let kept tensors of type float32 wait as bfloat16, by edits of the graph.
-
-    Each is rounded in the forward pass, and widened again for each op that reads it in
-    the backward pass: backward ops, and what recomputation starts from. Tensors of
-    fewer elements than `smallest` stay as they are.
-    """
+    """Let kept tensors of float32 wait as bfloat16, by edits of the graph."""
+    # Each is rounded in the forward pass, and widened again for each op that reads it
+    # in the backward pass: backward ops, and the ops that recomputation starts from.
     # Ops that run again count: they wait for the backward pass.
     step = with_edited_backward(step, step.gradients, ())
     halved, left = [], []
@@ -326,7 +314,9 @@ def halve(step: PlainStep, smallest: int, encoder: Encoder) -> Halved:
     return Halved(edited, tuple(halved), tuple(left))
 
 
-def _why_whole(step: PlainStep, buffer: Tensor, reads: Sequence[Read]) -> str | None:
+def _why_whole(
+    step: PlainStep, buffer: Tensor, reads: Sequence[TensorRead]
+) -> str | None:
     """Return why a tensor is kept as it is, or None."""
     if buffer.dtype != tf.float32:
         return f"its type is {buffer.dtype.name}"

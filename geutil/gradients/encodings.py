@@ -1,11 +1,9 @@
-"""Encodings: what the backward pass needs of forward tensors, where that is less.
+"""Encodings: smaller forms of forward tensors that are enough for the backward pass.
 
-The gradient of a Relu needs to know where its result is positive, that of a pool of
+The gradient of a Relu needs the places where its result is positive, that of a pool of
 maxima the place of each maximum, that of a resized image no more than its shape.
-Tensors that are read late for no more than that are found here. Nothing is built.
-
-Source: Jain et al., "Gist: Efficient data encoding for deep neural network training",
-2018.
+Tensors of which late reads need no more are found here; nothing is built. Source: Jain
+et al., "Gist: Efficient data encoding for deep neural network training", 2018.
 """
 
 from __future__ import annotations
@@ -17,13 +15,13 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from geutil.gradients import segments
-from geutil.gradients.step import PlainStep, Read, tensors_of
+from geutil.gradients.step import PlainStep, TensorRead, tensors_of
 from geutil.graph import op_types, types, v1_control_flow
 from geutil.graph.types import IdentityMap, IdentitySet, Operation, Tensor
 from geutil.memory.kernels import cpu
 from geutil.memory.sizes import tensor_bytes, tensor_elements
 
-# Names of what is kept of a tensor, see `EncodedTensor`.
+# Names of kept forms of a tensor, see `EncodedTensor`.
 MASK, PLACES, PART, SHAPE, NOTHING = "mask", "places", "part", "shape", "nothing"
 SIGN, NARROW = "sign", "narrow"
 
@@ -46,13 +44,13 @@ class EncodedTensor:
     Attributes:
         name: its name.
         op_type: the type of the op that yields it.
-        keeps: the encoding that is kept in its place: "mask", where an activation lets
-            gradients through; "places", where in its window each maximum is; "shape";
-            "sign" as int8; "narrow", the input of its cast; "part", only the padded
-            tensor that it is part of and that is held anyway; "nothing", since it was
-            only searched for maxima; "bfloat16". Several are joined by " and ".
+        keeps: the form kept in its place: "mask", where an activation lets gradients
+            through; "places", where in its window each maximum is; "shape"; "sign" as
+            int8; "narrow", the input of its cast; "part", nothing but the padded tensor
+            that it is part of and that is held anyway; "nothing", since it was only
+            searched for maxima; "bfloat16". Several are joined by " and ".
         bytes: its size.
-        kept_bytes: that of the encoding.
+        kept_bytes: that of the kept form.
     """
 
     name: str
@@ -67,10 +65,10 @@ class Encoding:
     """A forward tensor whose buffer is let go, since less is kept."""
 
     tensor: Tensor
-    # The late reads of it, or of what shares its buffer.
-    reads: tuple[Read, ...]
+    # The late reads of it, or of tensors that share its buffer.
+    reads: tuple[TensorRead, ...]
     keeps: tuple[str, ...]
-    # The size of what is kept in its place, and would not be held anyway.
+    # The size of its kept form, where that would not be held anyway.
     bytes: int
 
     def described(self) -> EncodedTensor:
@@ -88,8 +86,8 @@ class EncodingPlan:
     # The other tensors that the backward pass reads, each with the reason.
     left: tuple[tuple[Tensor, str], ...] = ()
     # Gradients of activations, each with that of the pool behind it, which goes last
-    # instead: the maximum of a window is positive where its place is, so that what the
-    # activation lets through can be asked of the maxima.
+    # instead: the maximum of a window is positive where its place is, so that the
+    # maxima tell where the activation lets gradients through.
     swapped: Mapping[Operation, Operation] = field(default_factory=dict)
     # Tensors that an activation read, each with a held one padded from it.
     padded: IdentityMap[Tensor] = field(default_factory=IdentityMap)
@@ -98,17 +96,12 @@ class EncodingPlan:
 def plan_encodings(
     step: PlainStep, smallest: int, whole: IdentityMap[str] | None = None
 ) -> EncodingPlan:
-    """Return the forward tensors that the backward pass needs less of.
-
-    A tensor is encoded if each late read of its buffer is content with less.
+    """Return the forward tensors of which all late reads need a smaller form.
 
     Args:
         step: the step with plain gradients.
         smallest: tensors of fewer elements stay as they are.
         whole: other tensors that do, each with the reason.
-
-    Cost: linear in the backward ops and their inputs, and once more for each pool in a
-        row of pools.
     """
     by_buffer = IdentityMap(
         (buffer, reads)
@@ -135,9 +128,9 @@ def plan_encodings(
     )
 
 
-def late_reads(step: PlainStep, smallest: int) -> IdentityMap[list[Read]]:
+def late_reads(step: PlainStep, smallest: int) -> IdentityMap[list[TensorRead]]:
     """Return the late reads of buffers of a step that are large, by buffer."""
-    by_buffer: types.MutableIdentityMap[list[Read]] = types.MutableIdentityMap()
+    by_buffer: types.MutableIdentityMap[list[TensorRead]] = types.MutableIdentityMap()
     for read in step.edges.reads:
         buffer = buffer_of(read.tensor)
         if buffer in by_buffer:
@@ -148,13 +141,11 @@ def late_reads(step: PlainStep, smallest: int) -> IdentityMap[list[Read]]:
 
 
 def _obstacles(
-    step: PlainStep, by_buffer: IdentityMap[list[Read]], whole: IdentityMap[str]
+    step: PlainStep, by_buffer: IdentityMap[list[TensorRead]], whole: IdentityMap[str]
 ) -> tuple[IdentityMap[str | None], set[Operation]]:
-    """Return why each tensor is kept as it is, and the pool gradients to replace.
-
-    A gradient of a pool that stays reads its maxima, too. So these may have to stay,
-    which are the input of another pool in turn.
-    """
+    """Return why each tensor is kept whole, and the pool gradients to replace."""
+    # A gradient of a pool that stays reads its maxima, too. So these may have to stay,
+    # which are the input of another pool in turn.
     every = (read for reads in by_buffer.values() for read in reads)
     replaced = {read.op for read in every if _reads_images(read)}
     obstacles: types.MutableIdentityMap[str | None] = types.MutableIdentityMap()
@@ -188,7 +179,7 @@ def _is_held_anyway(step: PlainStep, buffer: Tensor) -> bool:
 
 
 def _swappable_pool(
-    step: PlainStep, read: Read, replaced: Collection[Operation]
+    step: PlainStep, read: TensorRead, replaced: Collection[Operation]
 ) -> Operation | None:
     """Return the pool gradient behind that of an activation if the two can swap."""
     op, pool = read.op, read.op.inputs[0].op
@@ -216,7 +207,7 @@ def _padded(tensor: Tensor, held: IdentitySet) -> list[Tensor]:
 def _obstacle(
     step: PlainStep,
     buffer: Tensor,
-    reads: Sequence[Read],
+    reads: Sequence[TensorRead],
     replaced: Collection[Operation],
 ) -> str | None:
     """Return why a tensor is kept as it is, or None."""
@@ -231,7 +222,7 @@ def _obstacle(
     return next(filter(None, (_why_values(read, replaced) for read in reads)), None)
 
 
-def _why_values(read: Read, replaced: Collection[Operation]) -> str | None:
+def _why_values(read: TensorRead, replaced: Collection[Operation]) -> str | None:
     """Return why a read needs the values of a tensor, or None if it does not."""
     op, index = read.op, read.index
     if index in (ACTIVATIONS.get(op.type), _SHAPE_READS.get(op.type)):
@@ -245,12 +236,12 @@ def _why_values(read: Read, replaced: Collection[Operation]) -> str | None:
     return f"'{op.name}' ({op.type}) reads its values"
 
 
-def _reads_images(read: Read) -> bool:
+def _reads_images(read: TensorRead) -> bool:
     return read.op.type == "MaxPoolGrad" and read.index == INPUT
 
 
 def _pool_obstacle(op: Operation) -> str | None:
-    """Return why the places of maxima cannot stand for what a pool's gradient reads."""
+    """Return why places of maxima cannot replace the inputs of a pool's gradient."""
     window, strides = op.get_attr("ksize"), op.get_attr("strides")
     dims = types.dims_of(op.inputs[INPUT])
     if op.get_attr("data_format") != b"NHWC" or window[0] != 1 or window[3] != 1:
@@ -266,8 +257,8 @@ def _pool_obstacle(op: Operation) -> str | None:
     return None
 
 
-def _compact(tensor: Tensor, reads: Iterable[Read]) -> str | None:
-    """Return what stands for the values of a tensor that its op tells to be few."""
+def _compact(tensor: Tensor, reads: Iterable[TensorRead]) -> str | None:
+    """Return the smaller form of a tensor whose op yields few values, or None."""
     op = tensor.op
     if any(read.tensor is not tensor for read in reads):
         return None
@@ -280,11 +271,11 @@ def _compact(tensor: Tensor, reads: Iterable[Read]) -> str | None:
 
 def _encoding(
     buffer: Tensor,
-    reads: Sequence[Read],
+    reads: Sequence[TensorRead],
     swapped: Mapping[Operation, Operation],
     padded: IdentityMap[Tensor],
 ) -> Encoding:
-    """Return the encoding of a tensor, with the bytes of what is kept."""
+    """Return the encoding of a tensor, with the bytes of its kept form."""
     compact = _compact(buffer, reads)
     if compact is not None:
         each = 1 if compact == SIGN else buffer.op.inputs[0].dtype.size

@@ -2,9 +2,9 @@
 
 The forward loop pushes values onto lists, and the loop of the backward pass pops one of
 each every time it turns. Some of these values follow from others: of an LSTM the gates,
-from what it reads and its state. Both loops get other bodies and keep their arguments
-and results: a list that is not filled goes through as it is, empty, or holds what runs
-again reads instead, such as a bias, each time the same buffer.
+from its inputs and its state. Both loops get other bodies and keep their arguments and
+results: a list that is not filled goes through empty, or holds an input of the ops that
+run again, such as a bias, each time the same buffer.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ class Pile:
 
 @dataclass(frozen=True)
 class LoopCut:
-    """Values that a loop of the backward pass computes again, and from what."""
+    """Values that a loop of the backward pass computes again, and their sources."""
 
     # The lists that are not filled.
     dropped: tuple[Pile, ...]
-    # The values that the first of them get, since what runs again reads these.
+    # The values that the first of them get, since ops that run again read these.
     read: tuple[str, ...]
     # The names of the ops of the body that run again.
     ops: tuple[str, ...]
@@ -99,11 +99,7 @@ class Loop:
 
 
 def find_loops(step: PlainStep) -> list[Loop]:
-    """Return the loops of a step that are differentiated, in the order of its ops.
-
-    Cost: none without loops; otherwise linear in the ops of the step and of the bodies,
-        but for the cuts (`least_cut`).
-    """
+    """Return the loops of a step that are differentiated, in the order of its ops."""
     backward = frozenset(step.backward)
     ops = step.ops()
     loops = [op for op in ops if op.type in op_types.LOOPS and op not in backward]
@@ -243,7 +239,7 @@ class _Body:
         )
 
     def _bytes(self, tensor: Tensor) -> int:
-        """Return what a list of a value holds each time that is not there anyway."""
+        """Return the new bytes that a list of a value holds each time."""
         source = source_of(tensor)
         before = self._body.origin(source)
         listed = source in self._listed or before in self._listed
@@ -280,14 +276,9 @@ def least_cut(
     """Return the nodes of least weight that all needed ones follow from, in order.
 
     A minimum vertex cut between the nodes that are given and those that are needed;
-    `read` has the nodes that each reads. Of cuts of the same weight it is the one
-    nearest to the needed nodes.
-
-    Cost: an augmentation of the flow, linear in nodes and edges, for each path that it
-        takes; in bodies of loops about as many as there are needed nodes.
-
-    Source: Ford and Fulkerson, "Maximal flow through a network", 1956; the shortest
-        path first (Edmonds and Karp, 1972).
+    `read` has the inputs of each node. Of equal cuts it is the one nearest to the
+    needed nodes. Source: Ford and Fulkerson, "Maximal flow through a network", 1956;
+    the shortest path first (Edmonds and Karp, 1972).
     """
     source, sink = -1, -2
     # More than any cut of the nodes weighs: such edges are never a part of one.
@@ -342,13 +333,12 @@ _OTHER_STEP = (
 
 @dataclass(frozen=True, eq=False)
 class _Elements:
-    """The new elements of a list that is empty when a loop begins.
+    """The new elements of a list that is empty when a loop begins."""
 
-    Inputs that a loop was given when it was differentiated cannot be exchanged: a list
-    that it begins with stays, and is made to hold something else.
-    """
+    # Inputs that a loop was given when it was differentiated cannot be exchanged: a
+    # list that it begins with stays, and gets other elements.
 
-    # The list, and what the two loops make of it.
+    # The list, and the results of the two loops for it.
     lists: tuple[Tensor, ...]
     # A list of such elements, in another graph.
     like: Tensor
@@ -416,8 +406,8 @@ class Rebuilt:
 def rebuild(loop: Loop, level: int) -> Rebuilt:
     """Return bodies for two loops, one of which computes the values of a cut again.
 
-    The graph stays as it is until `Rebuilt.apply`. `PlanError` is raised if TensorFlow
-    does not take a body apart.
+    The graph stays as it is until `Rebuilt.apply`. Raises PlanError if TensorFlow does
+    not take a body apart.
     """
     cut = loop.cuts[level]
     graph = loop.forward.graph
@@ -534,12 +524,12 @@ class LoopValues:
     reason: str | None = None
 
 
-# For each loop what runs again: nothing (0), or one of its cuts.
+# For each loop the values computed again: none (0), or those of one of its cuts.
 Levels = tuple[int, ...]
 
 
 class LoopChoices:
-    """The loops of a step, if there is a choice, and what they compute again."""
+    """The loops of a step, if there is a choice, and the values they compute again."""
 
     def __init__(self, step: PlainStep, loops: Sequence[Loop]) -> None:
         self.loops = loops
@@ -558,10 +548,8 @@ class LoopChoices:
         return levels
 
     def in_order(self) -> list[Levels]:
-        """Return choices that hold less and less and take longer and longer.
-
-        Each loop goes on by what saves the most bytes for its time.
-        """
+        """Return choices that hold less and less and take longer and longer."""
+        # Each loop goes on by the values that save the most bytes for their time.
         choices: list[Levels] = [(0,) * len(self.loops)]
         while True:
             levels = choices[-1]
@@ -599,7 +587,7 @@ class LoopChoices:
         return 1 + more / (self._time or 1.0)
 
     def values(self, levels: Levels, *, in_budget: bool) -> tuple[LoopValues, ...]:
-        """Return what a report says of the loops by a choice."""
+        """Return the rows of a report on the loops by a choice."""
         values = []
         for i, (loop, level) in enumerate(zip(self.loops, levels, strict=True)):
             name, cut = loop.forward.name, loop.cuts.get(level)

@@ -149,7 +149,7 @@ def inside(scope: str) -> Policy:
 
 
 def any_of(*policies: Policy) -> Policy:
-    """Return the policy that keeps a tensor if one of `policies` keeps it.
+    """Return the policy that keeps the tensors of any of `policies`.
 
     Example:
         >>> import tensorflow as tf
@@ -166,7 +166,7 @@ def any_of(*policies: Policy) -> Policy:
 
 
 def all_of(*policies: Policy) -> Policy:
-    """Return the policy that keeps a tensor if all `policies` keep it.
+    """Return the policy that keeps the tensors that all of `policies` keep.
 
     Example:
         >>> import tensorflow as tf
@@ -183,7 +183,7 @@ def all_of(*policies: Policy) -> Policy:
 
 
 def not_(policy: Policy) -> Policy:
-    """Return the policy that keeps a tensor if `policy` does not.
+    """Return the policy that keeps the tensors that `policy` does not.
 
     Example:
         >>> import tensorflow as tf

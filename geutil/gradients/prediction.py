@@ -63,11 +63,10 @@ def program_of(step: PlainStep) -> StepProgram:
 
 
 class StepProgram:
-    """A step with plain gradients as numbers, from which those of any plan follow.
+    """A step with plain gradients as numbers, from which those of any plan follow."""
 
-    `updates`, as far as known, use up each gradient: "in place", or "apart", with as
-    much again held while they run. Cost: some 30 us for each op.
-    """
+    # `updates`, as far as known, use up each gradient: "in place", or "apart", with as
+    # many bytes again while they run.
 
     def __init__(self, step: PlainStep, *, updates: Updates = "none") -> None:
         fetched = [*step.ys, *tensors_of(step.gradients)]
@@ -116,17 +115,15 @@ class StepProgram:
         ]
 
     def compact(self) -> StepProgram:
-        """Return the step without views, and what reads and makes tiny tensors."""
+        """Return the step without views and ops of tiny tensors alone."""
         result = copy(self)
         result.leave_tiny_out()
         return result
 
     def leave_tiny_out(self) -> None:
-        """Remove views, and the nodes that read and make tiny tensors alone.
-
-        These hold a thousandth of all bytes at most, and peaks change as little. They
-        are half of the nodes of ResNet50, a third of a transformer's.
-        """
+        """Remove views, and the nodes that read and make tiny tensors alone."""
+        # These hold a thousandth of all bytes at most, and peaks change as little. They
+        # are half of the nodes of ResNet50, a third of a transformer's.
         sizes, nodes = self._sizes, self._nodes
         tiny = negligible_bytes(sizes, _TINY)
         ends = {
@@ -174,9 +171,9 @@ class StepProgram:
     def quick(
         self, segments: Iterable[Segment] = (), places: Mapping[str, int] = _NO_PLACES
     ) -> Simulation:
-        """Simulate the step, and what runs again, in one order that holds little.
+        """Simulate the step, and ops that run again, in one low-memory order.
 
-        `places` are as in `Recomputation`. Cost: some 25 us for each node.
+        `places` are as in `Recomputation`.
         """
         program = self.program(segments)
         if not self._ordered:
@@ -191,10 +188,7 @@ class StepProgram:
         *,
         ordered: bool = True,
     ) -> OrderPlan:
-        """Return the order in which a step runs, and what holds it to that.
-
-        It is the executor's unless it is `ordered`. Cost: some 0.1 ms for each node.
-        """
+        """Return an order of the step, `ordered` or the executor's, with its waits."""
         program = self.on_device(self.program(segments))
         if ordered and self._ordered:
             # Its loops are held to few iterations at once.
@@ -209,7 +203,7 @@ class StepProgram:
         return replace(program, device=self._whole.device)
 
     def plain(self, *, holds_gradients: bool) -> OrderPlan:
-        """Return what plain gradients hold in the order of the executor."""
+        """Return the schedule of plain gradients by the executor."""
         if not holds_gradients or self._held == self._wanted:
             return self._plain
         program = replace(self._whole, fetched=self._wanted)
@@ -221,7 +215,7 @@ class StepProgram:
         return OrderPlan(partial(executed, program))
 
     def later(self, program: Program) -> dict[int, list[int]]:
-        """Return the nodes that the backward pass begins with, and what is before."""
+        """Map the first nodes of the backward pass to the nodes before them."""
         names = {node.name: i for i, node in enumerate(program.nodes)}
         ys = [names[op.name] for op in self._ends if op.name in names]
         return {names[op.name]: ys for op in self._starts if op.name in names}
@@ -235,8 +229,9 @@ class StepProgram:
         """Return the step with the ops of some segments run again.
 
         If there are any, sums of gradients are added up as these come. If
-        `updates_wait`, those that matter wait for all that reads their variables, apart
-        from what runs again. Otherwise an update may leave the old value behind.
+        `updates_wait`, updates that matter wait for all readers of their variables,
+        apart from ops that run again. Otherwise an update may leave the old value
+        behind.
         """
         nodes = list(self._nodes)
         sizes = list(self._sizes)
@@ -283,11 +278,10 @@ class StepProgram:
     def _read_variables(
         self, nodes: list[Node], sizes: list[int], turns: Mapping[Operation, int]
     ) -> None:
-        """Let what reads a variable hold it, in `nodes` (updates last) and `sizes`.
-
-        Where that comes after the update, in the backward pass or in `turns` of what
-        runs again, the update leaves the old value and makes a buffer for the new one.
-        """
+        """Let readers of a variable hold it, in `nodes` (updates last) and `sizes`."""
+        # Where a read comes after the update, in the backward pass or in `turns` of ops
+        # that run again, the update leaves the old value and makes a buffer for the new
+        # one.
         place = {node.name: i for i, node in enumerate(nodes)} if self._updated else {}
         first = len(nodes) - len(self._updated)
         for i, (number, readers) in enumerate(self._updated, first):
@@ -301,10 +295,8 @@ class StepProgram:
             nodes.append(Node("variable", "ReadVariableOp", outputs=[value]))
 
     def gradient_bytes(self, backward: Iterable[Operation]) -> list[int]:
-        """Return what the backward pass alone holds while each of its ops runs.
-
-        In graph order, and without the forward tensors that it reads.
-        """
+        """Return the bytes of the backward pass alone while each of its ops runs."""
+        # In graph order, and without the forward tensors that it reads.
         places = [self._place.get(op) for op in backward]
         sizes = [0] * len(self._sizes)
         for place in places:
@@ -322,10 +314,8 @@ class StepProgram:
     def _add_sent(
         self, segments: Iterable[Segment], nodes: list[Node], sizes: list[int]
     ) -> dict[int, int]:
-        """Add what sends tensors to another device; return each one's number there.
-
-        They count for nothing there.
-        """
+        """Add the sends to another device; return each tensor's number there."""
+        # They count for nothing there.
         sent: dict[int, int] = {}
         fetched = (op for s in segments for op in s.ops if op in s.fetched)
         made = {nodes[self._place[op]].outputs[0]: op for op in fetched}
@@ -351,7 +341,7 @@ class StepProgram:
         gates: Sequence[int],
         sent: Mapping[int, int],
     ) -> dict[int, int]:
-        """Add what brings kept tensors back for a segment; return their numbers."""
+        """Add the returns of kept tensors for a segment; return their numbers."""
         back: dict[int, int] = {}
         seeds = [self._place[op] for op in self._seeds if op in self._place]
         for t, begin in segment.returned.items():
@@ -377,9 +367,8 @@ class StepProgram:
         """Add the second run of a segment behind its gate: barriers, copies of its ops.
 
         Adds to `nodes` and `sizes`; `earlier` are the copies in each segment before,
-        `turns` says how often ops have run again before, `sent` are tensors on another
-        device, `back` those that come from there. Returns the copies of tensors, all by
-        number.
+        `turns` counts the earlier runs of ops, `sent` are tensors on another device,
+        `back` those that come from there. Returns the copies of tensors, all by number.
         """
         copies: dict[int, int] = {}
         for t in segment.kept:
@@ -405,7 +394,7 @@ class StepProgram:
                 name, outputs = name_of_copy(op, turns[op]), [first]
                 nodes.append(Node(name, "Identity", [sent[made[0]]], outputs, [gate]))
                 continue
-            # The barriers wait for the gate, so what reads a copy waits for it, too.
+            # The barriers wait for the gate, so the readers of a copy wait for it, too.
             inputs = [copies.get(number, number) for number in node.inputs]
             nodes.append(
                 node._replace(
@@ -446,7 +435,7 @@ def _places_of(program: Program, places: Mapping[str, int]) -> dict[int, int]:
 
 
 def _pruned(nodes: list[Node], sizes: list[int], roots: list[int]) -> list[Node]:
-    """Return the nodes without what no root depends on any more."""
+    """Return the nodes that some root depends on."""
     maker = [0] * len(sizes)
     for place, node in enumerate(nodes):
         for number in node.outputs:

@@ -32,6 +32,7 @@ from geutil.memory.times import multiply_adds
 from geutil.notebook_display import Shown
 from geutil.select.names import LayerNames, with_layer
 from geutil.select.walks import get_backward_walk_ops
+from geutil.sizes import size_text
 
 _logger = logging.getLogger("geutil")
 # So many kept tensors, and tensors of assumed shapes, are printed.
@@ -79,17 +80,17 @@ class RecomputedOp:
 
 @dataclass(frozen=True)
 class Report(Shown):
-    """The report of memory-saving gradients of one step.
+    """The effect of memory-saving gradients on one step.
 
     Attributes:
         mode: how the kept tensors were chosen.
-        kept: the tensors kept between forward and backward pass, without variables and
-            constants, in graph order.
+        kept: the tensors held between forward and backward pass, variables and
+            constants apart, in graph order.
         recomputed: the ops that run again, segment by segment.
         segments: the number of portions in which it does.
         plain_peak: the predicted peak of plain gradients in bytes, variables and
-            constants apart: the peak that `geutil.memory.predict(..., grappler=False)`
-            predicts for them. If the whole step turns out to hold all gradients to its
+            constants apart: the prediction of `geutil.memory.predict(...,
+            grappler=False)`. If the whole step turns out to hold all gradients to its
             end, those of plain gradients are held, too. Nothing holds plain gradients
             to an order: where gradients of weights are most of the peak, Grappler may
             make a step of it that holds up to two fifths less.
@@ -97,31 +98,31 @@ class Report(Shown):
             known (the function is built, or `order_updates` is called), `last_report`
             returns a report with the peak of the whole step: the larger one of the
             planned order and the executor's.
-        resident: the same with the buffers that kernels pack beside TensorFlow's
-            allocator, which allocates `peak`. It decides between checkpoints, and a
-            budget limits it. The heap's overhead is not counted. None under XLA.
+        resident: the same with the bytes that kernels pack beside TensorFlow's
+            allocator, which hands out `peak`. It decides between checkpoints, and a
+            budget limits it. Overheads of the heap are not counted. None under XLA.
         forward_cost: the multiply-adds of the forward pass.
-        extra_cost: the multiply-adds of the recomputation.
-        extra_time: the estimated extra time of the step, for recomputation and lossless
-            encodings, as a part of the time with plain gradients: an estimate, in which
-            moving an element costs as much as some multiply-adds of a convolution,
-            unless times were measured.
+        extra_cost: the multiply-adds of the ops that run again.
+        extra_time: about how much longer the step takes, by the ops that run again and
+            the lossless encodings, as a part of the time with plain gradients: an
+            estimate, in which moving an element costs as much as some multiply-adds of
+            a convolution, unless times were measured.
         extra_time_bound: no schedule of the step's ops within the budget takes less,
             encoded as they are, by the same estimate; 0 if nothing is known of that.
-        loops: the values that the backward pass of each loop computes again, or the
-            reason why none: for "memory", a budget or a plan.
-        budget: the budget of the step in bytes; None without one.
+        loops: the values that the backward pass of each loop computes again, or why
+            none: for "memory", a budget or a plan.
+        budget: the limit of the step, in bytes; None without one.
         attempts: how many plans were made for the budget. More than one where an
             allocator hands out chunks, and those of the finished step exceed it.
         offloaded: the names of tensors that wait in another device's memory.
         offloaded_bytes: the bytes that they take there, which no peak counts.
-        warnings: the warnings for the caller.
-        assumed: the tensors of unknown shapes, each with the shape that all sizes were
-            computed with.
+        warnings: the facts that the caller should know.
+        assumed: the tensors whose shapes nothing tells, each with the shape that all
+            sizes were computed with.
         encoded: of which tensors less is held, in the order of the backward pass.
         not_encoded: which other tensors the backward pass reads, if tensors are to be
             encoded at all, each with the reason.
-        plan: the order in which the step runs, and the edges that enforce it.
+        plan: the order in which the step runs, with its control dependencies.
         plain_plan: the same with plain gradients, which nothing holds to an order.
         plain_plan_held: the same for a step that holds all gradients to its end. It
             takes the place of `plain_plan` when the whole step turns out to do so.
@@ -161,9 +162,9 @@ class Report(Shown):
         """The most bytes that the step can hold under any schedule, 8 ops at once.
 
         A bound, as `geutil.memory.worst_case` has it, of the step as geutil built it:
-        what Grappler makes of it may differ by a few percent. On a GPU it is one of
-        its allocator's chunks, as `resident` is. None under XLA, which has an order of
-        its own.
+        the step after Grappler may differ by a few percent. On a GPU it is one of its
+        allocator's chunks, as `resident` is. None under XLA, which has an order of its
+        own.
 
         Raises:
             MissingExtraError: OR-Tools is not installed.
@@ -199,20 +200,20 @@ class Report(Shown):
         longer = f"{self.extra_time:.0%} more time{at_least(self.extra_time_bound)}"
         lines = [
             f"checkpoints: {self.mode}",
-            f"predicted peak: {_mb(self.peak)}, plain {_mb(plain)}{ratio}",
+            f"predicted peak: {size_text(self.peak)}, plain {size_text(plain)}{ratio}",
             f"under any schedule: {self.worst_cases()}",
-            f"kept: {len(self.kept)} tensors, {_mb(self.kept_bytes)}",
+            f"kept: {len(self.kept)} tensors, {size_text(self.kept_bytes)}",
             f"recomputed: {again}, {share}; about {longer}",
         ]
         if self.attempts > 1:
             lines.append(f"planned {self.attempts} times, for the gaps between chunks")
         if self.encoded:
-            before = _mb(sum(tensor.bytes for tensor in self.encoded))
-            after = _mb(sum(tensor.kept_bytes for tensor in self.encoded))
+            before = size_text(sum(tensor.bytes for tensor in self.encoded))
+            after = size_text(sum(tensor.kept_bytes for tensor in self.encoded))
             lines.append(f"encoded: {len(self.encoded)} tensors, {before} as {after}")
         lines += map(_of_loop, self.loops)
         if self.offloaded:
-            there = _mb(self.offloaded_bytes)
+            there = size_text(self.offloaded_bytes)
             lines.append(f"offloaded: {len(self.offloaded)} tensors, {there} elsewhere")
         if self.assumed:
             # All bytes above hold for these shapes only.
@@ -223,12 +224,13 @@ class Report(Shown):
         return "\n".join(lines)
 
     def worst_cases(self) -> str:
-        """Return the bounds of any schedule, in words."""
+        """Say in words how much the step can hold under any schedule."""
         if self.plan is None:
             return "not known, since XLA has an order of its own"
         if not has_solver():
             return "not known; pip install 'geutil[plan]' to have it computed"
-        return f"at most {_mb(self.worst or 0)}, plain {_mb(self.plain_worst or 0)}"
+        worst, plain = (size_text(size or 0) for size in (self.worst, self.plain_worst))
+        return f"at most {worst}, plain {plain}"
 
 
 def make_report(
@@ -246,8 +248,6 @@ def make_report(
         ordered: whether the step is held to its planned order.
         is_later: whether that is planned later, for the whole step. The peak is that of
             the one order in which candidates are compared.
-
-    Cost: linear in the ops of the step and their edges.
     """
     plan, keeping, encoded = candidate.plan, candidate.keeping, candidate.encodings
     step = plan.step
@@ -297,7 +297,7 @@ def make_report(
 
 
 def encodings_of(plan: EncodingPlan) -> dict[str, Any]:
-    """Return what a report says of encodings, by attribute."""
+    """Return the attributes of a report on encodings."""
     return {
         "encoded": tuple(encoding.described() for encoding in plan.encodings),
         "not_encoded": tuple(_kept(t, reason) for t, reason in plan.left),
@@ -355,12 +355,8 @@ def _of_loop(loop: LoopValues) -> str:
         return f"loop '{loop.name}': all values are kept, {loop.reason}"
     return (
         f"loop '{loop.name}': {len(loop.values)} values are computed again each time "
-        f"it turns, {_mb(loop.bytes)} less"
+        f"it turns, {size_text(loop.bytes)} less"
     )
-
-
-def _mb(size: int) -> str:
-    return f"{size / 1e6:,.1f} MB"
 
 
 def _table(kept_tensors: Iterable[KeptTensor]) -> list[str]:
@@ -376,7 +372,7 @@ def _table(kept_tensors: Iterable[KeptTensor]) -> list[str]:
     ]
     if len(largest) > len(shown):
         rest = sum(tensor.bytes for tensor in largest[_SHOWN:])
-        lines.append(f"... and {len(largest) - len(shown)} smaller, {_mb(rest)}")
+        lines.append(f"... and {len(largest) - len(shown)} smaller, {size_text(rest)}")
     return lines
 
 
@@ -414,11 +410,9 @@ _last = _Last()
 
 
 def publish(report: Report, graph: Graph) -> None:
-    """Make a report the last one of its graph and of this thread; log its warnings.
-
-    Graphs around that of what is differentiated know it as well, and the one that is
-    being made, where gradients may go.
-    """
+    """Make a report the last one of its graph and of this thread; log its warnings."""
+    # Graphs around the differentiated one know it as well, and the one that is being
+    # made, where gradients may go.
     for inner in (graph, tf.compat.v1.get_default_graph()):
         for around in _and_around(inner):
             state_of(around).report = report
@@ -448,7 +442,7 @@ def last_report(of: Any = None) -> Report | None:
     first, so that after a step with several calls this is the report on the first.
 
     Args:
-        of: a graph, or an object with one: a gradient, any other tensor or op, a
+        of: a graph, or a value of one: a gradient, any other tensor or op, a
             ConcreteFunction. The report is on the gradients built last in that graph,
             or in functions traced in it. None: on those that this thread built last, or
             a thread that has ended, as those have in which a `tf.distribute` strategy

@@ -1,4 +1,4 @@
-"""Segments of forward ops that run again: members, readers, what each waits for."""
+"""Segments of forward ops that run again: their members, readers and waits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
-from geutil.gradients.step import PlainStep, Read, reached
+from geutil.gradients.step import PlainStep, TensorRead, reached
 from geutil.graph import adjacency, runtime, v1_control_flow
 from geutil.graph.types import (
     IdentityMap,
@@ -23,7 +23,7 @@ from geutil.memory.kernels.cpu import is_held, passes_on
 from geutil.memory.times import Times
 
 SCOPE = "recomputed"
-"""The scope of what runs again."""
+"""The scope of ops that run again."""
 
 PARAMETERS = frozenset(("Const", "ReadVariableOp", "VariableV2", "Variable"))
 """Types of ops that yield variables and constants."""
@@ -62,10 +62,8 @@ def why_kept(op: Operation) -> str | None:
 
 
 def source_of(op: Operation) -> Operation:
-    """Return the op whose first output an op forwards as it is, itself if it does not.
-
-    A read of a version 1 variable is an Identity that forwards the variable's buffer.
-    """
+    """Return the op whose first output an op forwards; itself if it forwards none."""
+    # A read of a version 1 variable is an Identity that forwards the variable's buffer.
     while passes_on(op.type) and op.type not in _PRIMITIVE_FLOW:
         op = op.inputs[0].op
     return op
@@ -77,7 +75,7 @@ PLACES_TO_WAIT = {
     "StatelessRandomUniformV2": 1,
     "TensorListReserve": 1,
 }
-"""Where ops that read only integers can wait: what is no shape."""
+"""Where ops that read only integers can wait: inputs that are no shape."""
 
 
 def is_parameter(op: Operation) -> bool:
@@ -103,16 +101,14 @@ _NO_TRANSFERS: Mapping[Operation, float] = MappingProxyType({})
 def _awaited(
     step: PlainStep, groups: Sequence[_Group], newest: Mapping[Operation, int]
 ) -> list[tuple[Operation, ...]]:
-    """Return what each segment waits for.
-
-    That is all that the backward pass does between the segment before it on the same
-    device and itself: the backward ops that depend on that one, on none needed later,
-    and that no other such op reads. Weight gradients are among them: the executor runs
-    those late, and what they have not read yet cannot be freed. Where there is no such
-    op (in a branch of version 1, which nothing outside can wait for), it is what the
-    segment before waits for. No wait can close a cycle, since segments only wait for
-    ops that depend on earlier ones.
-    """
+    """Return the ops that each segment waits for."""
+    # Those are all backward ops between the segment before it on the same device and
+    # itself: the ones that depend on that segment, on none needed later, and that no
+    # other such op reads. Weight gradients are among them: the executor runs those
+    # late, and tensors that they have not read yet cannot be freed. Where there is no
+    # such op (in a branch of version 1, which nothing outside can wait for), they are
+    # those of the segment before. No wait can close a cycle, since segments only wait
+    # for ops that depend on earlier ones.
     # Helpers of gradient functions are on no device.
     devices = [
         frozenset(op.device for op in group.ops) - _ANYWHERE or _ANYWHERE
@@ -124,12 +120,12 @@ def _awaited(
     last: dict[str, int] = {}
     waits: list[tuple[Operation, ...]] = []
     for stage, places in enumerate(devices):
-        # What is on no device in particular may be on any.
+        # An op on no device in particular may be on any.
         near = last.keys() if places == _ANYWHERE else places | _ANYWHERE
         previous = sorted({last[place] for place in near if place in last})
         awaited = [op for i in previous for op in sinks.get(i, waits[i])]
         if not previous:
-            # What the backward pass does before anything is needed again.
+            # Backward ops that run before anything is needed again.
             awaited = [
                 op
                 for op in sinks.get(-1, ())
@@ -161,11 +157,9 @@ def _joining(
     newest: Mapping[Operation, int],
     devices: Sequence[frozenset[str]],
 ) -> set[Operation]:
-    """Return the ops that only put together what segments on several devices yield.
-
-    They add up the gradients of what two towers share, and go on from there. A tower
-    that waited for that would wait for the other tower.
-    """
+    """Return the ops that only join the results of segments on several devices."""
+    # They add up the gradients of tensors that two towers share, and go on from there.
+    # A tower that waited for that would wait for the other tower.
     joining: set[Operation] = set()
     if len(frozenset(devices)) < 2:
         return joining
@@ -197,9 +191,9 @@ class Segment:
     ops: tuple[Operation, ...]
     # The kept tensors that they read, and who reads their results.
     kept: tuple[Tensor, ...]
-    reads: tuple[Read, ...]
+    reads: tuple[TensorRead, ...]
     # Where backward ops of the same time read kept tensors as they are.
-    direct: tuple[Read, ...]
+    direct: tuple[TensorRead, ...]
     # The ops that must have run before: then nothing of the segment before is held.
     awaited: tuple[Operation, ...]
     # For those of `kept` that have run again before, the segment that is read.
@@ -257,7 +251,7 @@ class Recomputation:
         return sum(self.fetched.values()) + sum(back)
 
     def extra_time(self, time_of: Times) -> float:
-        """Return how long what runs again or travels takes."""
+        """Return the time of ops that run again and of transfers."""
         return sum(map(time_of, self.run_again)) + self.transfer_time
 
     def extra_share(self, time_of: Times) -> float:
@@ -266,11 +260,9 @@ class Recomputation:
 
     @cached_property
     def run_again(self) -> tuple[Operation, ...]:
-        """The ops that run again, each as often as it does.
-
-        What gradient functions made of forward tensors alone, and is read of copies
-        alone, does not run itself: one of its copies is not again.
-        """
+        """The ops that run again, each as often as it does."""
+        # A helper that gradient functions made of forward tensors alone, and whose
+        # copies alone are read, does not run itself: one of its copies is not again.
         is_helper = self.step.is_helper
         copied = [op for s in self.segments for op in s.ops if op not in s.fetched]
         helpers = set(filter(is_helper, copied))
@@ -291,19 +283,19 @@ class Recomputation:
 def plan_recomputation(
     step: PlainStep, keeps: Keeps, *, spare_last: bool = True
 ) -> Recomputation:
-    """Divide what must be recomputed into segments, when some tensors are kept.
+    """Divide the ops to recompute into segments, when some tensors are kept.
 
     A forward tensor that a backward op reads and that is not kept is recomputed: its
-    op, and all ops behind it up to kept tensors, once. Ops that hang together by
-    tensors that are not kept make up a segment, which waits for what the backward pass
-    does with the segment before.
+    op, and all ops behind it up to kept tensors, once. Ops connected by tensors that
+    are not kept make up a segment, which waits for the backward ops of the segment
+    before.
 
     Args:
         step: the step.
         keeps: tells whether a tensor is kept. Of an op that must not run twice, every
             output has to be.
-        spare_last: whether the backward pass follows on the forward pass. What it
-            starts with is not recomputed then: run again at once, it saves nothing.
+        spare_last: whether the backward pass follows on the forward pass. The ops that
+            it starts with are not recomputed: run again at once, they save nothing.
     """
     groups = _groups(step, keeps)
     if spare_last and groups and _ends_last(step, groups):
@@ -329,7 +321,7 @@ class _Group:
     """Ops that hang together, and who reads them."""
 
     ops: list[Operation]
-    reads: list[Read]
+    reads: list[TensorRead]
 
 
 def _groups(step: PlainStep, keeps: Keeps) -> list[_Group]:
@@ -347,15 +339,12 @@ def _groups(step: PlainStep, keeps: Keeps) -> list[_Group]:
 
 
 def recomputable(step: PlainStep, keeps: Keeps) -> list[Operation]:
-    """Return the ops that run again if no tensor but those that `keeps` tells is kept.
-
-    In topological order. Cost: linear in them and their inputs, and a sort.
-    """
+    """Return, sorted topologically, the ops that run again if `keeps` alone tells."""
     reads = [read for read in step.edges.reads if not keeps(read.tensor)]
     return _behind(reads, keeps)
 
 
-def _behind(reads: Iterable[Read], keeps: Keeps) -> list[Operation]:
+def _behind(reads: Iterable[TensorRead], keeps: Keeps) -> list[Operation]:
     """Return the ops that run again for some reads."""
     roots = (read.tensor.op for read in reads)
     behind = reached(roots, lambda op: (t.op for t in op.inputs if not keeps(t)))
@@ -393,18 +382,18 @@ def _ends_last(step: PlainStep, groups: Sequence[_Group]) -> bool:
 def _with_waits(
     step: PlainStep,
     groups: Sequence[_Group],
-    direct_reads: Sequence[Read],
+    direct_reads: Sequence[TensorRead],
     inputs: Sequence[IdentitySet],
     newest: Mapping[Operation, int],
     sources: Sequence[IdentityMap[int]] = (),
     fetched: Mapping[Operation, float] = _NO_TRANSFERS,
 ) -> Recomputation:
-    """Return a recomputation, with what each segment waits for.
+    """Return a recomputation, with the waits of each segment.
 
-    `direct_reads` are of tensors of the forward pass, `inputs` are what each segment
-    reads from outside, and `newest` the last segment that each op comes after, or -1.
+    `direct_reads` are of tensors of the forward pass, `inputs` are the outer inputs of
+    each segment, and `newest` the last segment that each op comes after, or -1.
     """
-    direct: dict[int, list[Read]] = {}
+    direct: dict[int, list[TensorRead]] = {}
     for read in direct_reads:
         # A read belongs to the newest segment that its reader depends on.
         direct.setdefault(newest[read.op], []).append(read)
@@ -436,15 +425,15 @@ def scheduled_recomputation(
 ) -> Recomputation:
     """Return a recomputation in which each burst of ops has its place in a schedule.
 
-    An op may be in several bursts. Whatever reads its result reads that of the latest
-    burst before; ops of the forward pass, that of the forward pass.
+    An op may be in several bursts. Readers of its result read that of the latest burst
+    before; ops of the forward pass, that of the forward pass.
 
     Args:
         step: the step.
         bursts: forward ops that run again together, in topological order; in the order
             of the schedule.
-        bursts_before: how many bursts come before each backward op, where any do. What
-            needs such an op comes after them, too.
+        bursts_before: how many bursts come before each backward op, where any do. Ops
+            that need such an op come after them, too.
         fetched: as in `Recomputation`; each has one output.
     """
     stages_of: dict[Operation, list[int]] = {}

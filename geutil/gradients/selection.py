@@ -22,9 +22,10 @@ from geutil.gradients.step import PlainStep
 from geutil.graph import runtime, types
 from geutil.graph.types import Graph, IdentitySet, Tensor
 from geutil.memory import sizes
-from geutil.memory.sizes import megabytes, tensor_bytes
+from geutil.memory.sizes import tensor_bytes
 from geutil.memory.times import Times, is_heavy, op_time
 from geutil.select import names
+from geutil.sizes import size_text
 
 PLAIN = "these are plain gradients"
 """How a warning begins that nothing is recomputed."""
@@ -60,15 +61,8 @@ COLLECTION = "checkpoints"
 def checked(
     graph: Graph, checkpoints: Any
 ) -> str | Policy | Budget | Plan | tuple[Tensor, ...] | None:
-    """Return the `checkpoints` of `gradients` as a mode, a policy or tensors.
-
-    None stays None: nothing is to be recomputed. Nothing is built.
-
-    Raises:
-        ArgumentTypeError: `checkpoints` is none of what it may be.
-        SelectionError: it is no mode, it names tensors of another graph, or the
-            collection is empty.
-    """
+    """Return the `checkpoints` of `gradients`, checked: a mode, policy or tensors."""
+    # None stays None: nothing is to be recomputed. Nothing is built.
     if checkpoints is None or isinstance(checkpoints, Budget | Plan):
         return checkpoints
     if isinstance(checkpoints, str):
@@ -93,7 +87,7 @@ def checked(
 
 
 def collected(graph: Graph) -> tuple[Tensor, ...]:
-    """Return the collection, without what only graphs around this one can have."""
+    """Return the collection, without tensors that only outer graphs can have."""
     members = list(runtime.collection(graph, COLLECTION))
     if not members:
         raise SelectionError(
@@ -109,7 +103,7 @@ def collected(graph: Graph) -> tuple[Tensor, ...]:
 
 
 def _tensors(graph: Graph, checkpoints: Iterable[Any]) -> tuple[Tensor, ...]:
-    """Return a list of checkpoints as tensors; refuse what is none of the graph."""
+    """Return a list of checkpoints as tensors; refuse those that the graph lacks."""
     given = (types.dereference(t) for t in checkpoints)
     tensors = tuple(
         names.tensor_of(graph, t, "the graph of ys") if names.is_name(t) else t
@@ -168,7 +162,7 @@ class AlwaysKept:
 
 @dataclass(eq=False)
 class Keeping:
-    """The forward tensors of a step that are kept, and what is known of the choice."""
+    """The forward tensors of a step that are kept, and the figures of the choice."""
 
     # The choice that the caller asked for, in words.
     mode: str
@@ -176,7 +170,7 @@ class Keeping:
     always: AlwaysKept
     warnings: list[str] = field(default_factory=list)
     recomputes: bool = True
-    # Where it does not follow from what is kept.
+    # Where it does not follow from kept tensors.
     plan: Recomputation | None = None
     # In bytes.
     limit: int | None = None
@@ -201,23 +195,20 @@ def resolve(
     among_others: bool = False,
     returns: Callable[[Recomputation], Recomputation] | None = None,
 ) -> Keeping:
-    """Return what to keep of a step by the `checkpoints` of `gradients`.
+    """Return the tensors to keep of a step by the `checkpoints` of `gradients`.
 
     `among_others` is as in `choose_for_memory`, `returns` as in `Trials`.
-
-    Raises:
-        ArgumentTypeError, SelectionError: as `checked`.
     """
     resolver = _Resolver(step, min_checkpoint_size, among_others, returns)
     keeping = resolver.resolve(checked(step.graph, checkpoints))
     if keeping.time_of is op_time:
-        # Loops, branches and calls take what their functions do.
+        # Loops, branches and calls take the time of their functions.
         keeping.time_of = step.op_times()
     return keeping
 
 
 class _Resolver:
-    """Says what each kind of checkpoints keeps of a step."""
+    """Resolves each kind of checkpoints for a step."""
 
     def __init__(
         self,
@@ -231,7 +222,7 @@ class _Resolver:
         self._always = AlwaysKept(step)
 
     def resolve(self, choice: Any) -> Keeping:
-        """Return what to keep by checkpoints that were checked."""
+        """Return the tensors to keep by checkpoints that were checked."""
         if choice is None:
             return Keeping("none", IdentitySet(), self._always, recomputes=False)
         if isinstance(choice, Budget):
@@ -253,7 +244,7 @@ class _Resolver:
         return keeping
 
     def _least_peak(self) -> Keeping:
-        """Return what "memory" keeps, with a warning if these are plain gradients."""
+        """Return the choice for "memory", with a warning if that is plain gradients."""
         # The choice of "speed" is simulated as well, since no cutting may lead there.
         heavy = tuple(self._chosen_by(is_heavy, self._smallest))
         search = BudgetSearch(self._step, self._always, [heavy], updates="none")
@@ -285,10 +276,7 @@ class _Resolver:
         return keeping
 
     def _within_budget(self, budget: Budget) -> Keeping:
-        """Return what to keep so that a step is within a budget at the least compute.
-
-        Or, for extra time, at the least peak.
-        """
+        """Return the choice of least compute in a budget, of least peak in a time."""
         heavy = tuple(self._chosen_by(is_heavy, 0))
         warnings = []
         if budget.offload and runtime.is_compiled_by_xla(self._step.graph):
@@ -320,12 +308,12 @@ class _Resolver:
         )
 
     def _by_plan(self, plan: Plan) -> Keeping:
-        """Return what a plan keeps of the step that it was made for."""
+        """Return the choice of a plan for the step that it was made for."""
         recomputation = planned_recomputation(self._step, plan)
         recomputes = bool(recomputation.segments)
         kept = recomputation.kept if recomputes else ()
         return Keeping(
-            f"plan for {megabytes(plan.budget)}",
+            f"plan for {size_text(plan.budget)}",
             IdentitySet(t for t in kept if not self._always(t)),
             self._always,
             recomputes=recomputes,
@@ -336,7 +324,7 @@ class _Resolver:
         )
 
     def _by_list(self, listed: Sequence[Tensor], mode: str) -> Keeping:
-        """Return what a list of tensors keeps, with warnings about the useless ones."""
+        """Return the choice of listed tensors, with warnings about the useless ones."""
         between = frozenset(segments.recomputable(self._step, self._always))
         useful = IdentitySet(t for t in listed if t.op in between)
         warnings = [
@@ -352,7 +340,7 @@ class _Resolver:
     def _chosen_by(
         self, policy: Callable[[Tensor], bool], smallest: int
     ) -> IdentitySet:
-        """Return what a policy keeps of the tensors that could be recomputed."""
+        """Return the tensors that a policy keeps of those that could be recomputed."""
         return IdentitySet(
             uncast(t)
             for op in segments.recomputable(self._step, self._always)
@@ -365,7 +353,7 @@ class _Resolver:
 
 
 def uncast(tensor: Tensor) -> Tensor:
-    """Return what a tensor is cast from: to cast again costs nothing."""
+    """Return the tensor that one is cast from: to cast again costs nothing."""
     while tensor.op.type == "Cast":
         tensor = tensor.op.inputs[0]
     return tensor

@@ -1,7 +1,7 @@
 """A training step as TensorFlow would build it: forward ops and backward ops.
 
 The backward graph is TensorFlow's own, built by one call of its gradients, or that of a
-tape. What saves memory later only changes which tensors that graph reads.
+tape. Later edits that save memory only change which tensors that graph reads.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Edits:
 
 
 @dataclass(frozen=True, eq=False)
-class Read:
+class TensorRead:
     """A backward op, and the forward tensor that plain gradients read at one input."""
 
     op: Operation
@@ -67,11 +67,11 @@ class BackwardEdges:
     """The edges of a backward pass, as plain gradients made it."""
 
     # In the order of the backward ops.
-    reads: tuple[Read, ...]
+    reads: tuple[TensorRead, ...]
     # The backward ops that each backward op reads or waits for.
     producers: dict[Operation, tuple[Operation, ...]]
     readers: dict[Operation, list[Operation]]
-    # The second op waits for what the first waits for, although it comes before it.
+    # The second op waits for all that the first waits for, although it comes before it.
     tied: tuple[tuple[Operation, Operation], ...]
     # The ops that run once whenever the step is run.
     awaitable: tuple[Operation, ...]
@@ -101,7 +101,7 @@ class PlainStep:
     # that it is or shows.
     handles: tuple[Tensor | None, ...] = ()
     references: tuple[Tensor | None, ...] = ()
-    # Forward ops that make what is kept in the place of larger tensors.
+    # Forward ops that make the kept forms of larger tensors.
     encoders: tuple[Operation, ...] = ()
     # The creation index of the first op of the step, and those of later ops outside.
     first: int = 0
@@ -121,7 +121,7 @@ class PlainStep:
         return _look_up(self)
 
     def covers(self, op: Operation) -> bool:
-        """Tell whether an op is part of the step; what others yield is given."""
+        """Tell whether an op is part of the step; results of others are given."""
         index = adjacency.creation_index(op)
         return index >= self.first and index not in self.gap
 
@@ -131,11 +131,11 @@ class PlainStep:
         return list(reached(ends, lambda op: filter(self.covers, self.producers(op))))
 
     def inputs(self, op: Operation) -> Sequence[Tensor]:
-        """Return what an op reads when all edits are made."""
+        """Return the inputs of an op when all edits are made."""
         return self.edits.inputs.get(op) or op.inputs
 
     def control_inputs(self, op: Operation) -> Sequence[Operation]:
-        """Return what an op waits for when all edits are made."""
+        """Return the control inputs of an op when all edits are made."""
         return self.edits.controls.get(op) or adjacency.control_inputs(op)
 
     def producers(self, op: Operation) -> Iterator[Operation]:
@@ -158,12 +158,10 @@ class PlainStep:
         return adjacency.creation_index(op) > self.start
 
     def unawaited_helpers(self, ops: Iterable[Operation]) -> list[Operation]:
-        """Return those of some ops that a gradient function made and no seed leads to.
-
-        Masks, for example. In a graph that a Session runs the forward pass does not
-        wait for them, so what they read is there until it has ended, but for what the
-        executor reads at once, such as shapes.
-        """
+        """Return those `ops` that a gradient function made and no seed leads to."""
+        # Masks, for example. In a graph that a Session runs the forward pass does not
+        # wait for them, so their inputs are there until it has ended, except for those
+        # that the executor reads at once, such as shapes.
         if types.is_func_graph(self.graph):
             # A function runs all of its ops.
             return []
@@ -171,7 +169,7 @@ class PlainStep:
             list(self.ys), within_ops_fn=self.covers, control_inputs=True
         )
         # Lists that a loop of the forward pass fills are made by gradient functions.
-        # And the forward pass may wait for what encodes a tensor.
+        # And the forward pass may wait for encoding ops.
         others = {*forward, *self.seeds, *self.backward, *self.encoders}
         return [
             op
@@ -211,19 +209,14 @@ def build_step(
 ) -> PlainStep:
     """Build plain gradients, and tell the new ops apart.
 
-    Ops that TensorFlow's gradient functions make but that do not depend on the
-    gradient of a y (shapes, masks) run in the forward pass and count there. Some wait
-    for a gradient without reading it (the cosine in the gradient of a sine, `x - mean`
-    in that of a batch norm): they run in the backward pass, and are part of it.
-
     `options` are further arguments of `tf.gradients`, which builds them if there is no
-    `engine` of a tape.
-
-    Raises:
-        ArgumentTypeError: there is no y, a y is no tensor of a graph, or `grad_ys` has
-            another length.
-        Whatever TensorFlow raises.
+    `engine` of a tape. Raises ArgumentTypeError if there is no y, a y is no tensor of a
+    graph, or `grad_ys` has another length; and all errors of TensorFlow.
     """
+    # Ops that TensorFlow's gradient functions make but that do not depend on the
+    # gradient of a y (shapes, masks) run in the forward pass and count there. Some wait
+    # for a gradient without reading it (the cosine in the gradient of a sine, `x -
+    # mean` in that of a batch norm): they run in the backward pass, and are part of it.
     targets = require_targets(ys)
     graph = targets[0].graph
     output_gradients = [None] * len(targets) if grad_ys is None else as_list(grad_ys)
@@ -262,10 +255,7 @@ def with_edited_backward(
     encoders: Iterable[Operation],
     edits: Edits | None = None,
 ) -> PlainStep:
-    """Return a step whose backward ops were edited, or are going to be by `edits`.
-
-    `encoders` were made meanwhile.
-    """
+    """Return a step whose backward ops were edited, or are going to be by `edits`."""
     new_ops = [
         op
         for op in step.graph.get_operations()
@@ -322,7 +312,7 @@ def require_target(y: Any) -> Tensor:
 
 
 def source_of(x: Any) -> Any:
-    """Return what TensorFlow can differentiate by: a Keras variable holds one."""
+    """Return the x that TensorFlow can differentiate by: a Keras variable holds one."""
     if isinstance(x, tf.Variable | tf.Tensor | tf.IndexedSlices):
         return x
     value = getattr(x, "value", None)
@@ -352,7 +342,7 @@ def _seed(y: Tensor, gradient: Any) -> Any:
     """Return the gradient of `y` as a tensor that nothing in the graph reads yet."""
     with tf.name_scope("gradients/"):
         if gradient is None:
-            # TensorFlow knows what to say of a y without a real gradient.
+            # TensorFlow has its own error for a y without a real gradient.
             if not y.dtype.is_floating:
                 return None
             # Like TensorFlow's own: an AddN that can take over the buffer of an input
@@ -373,10 +363,8 @@ def _values(seed: Any) -> Any:
 
 
 def _backward(step: PlainStep, new_ops: Sequence[Operation]) -> tuple[Operation, ...]:
-    """Return the new ops that depend on a seed and that some gradient needs, in order.
-
-    A gradient function may have edited what it made.
-    """
+    """Return, in order, new ops that depend on a seed and that a gradient needs."""
+    # A gradient function may have edited ops that it made.
     readers: dict[Operation, list[Operation]] = {}
     for op in new_ops:
         for producer in step.producers(op):
@@ -416,8 +404,8 @@ def _look_up(step: PlainStep) -> BackwardEdges:
             if t.op in readers:
                 readers[t.op].append(op)
             elif t.op not in inside:
-                reads.append(Read(op, index, t))
-    # What an iteration needs, the loop needs.
+                reads.append(TensorRead(op, index, t))
+    # The needs of an iteration are those of the loop.
     tied = [*v1_control_flow.back_edges_among(step.backward), *_merged(step)]
     awaitable = tuple(v1_control_flow.unconditional(step.backward))
     read_ops = unique(read.tensor.op for read in reads)
@@ -443,7 +431,7 @@ def with_replaced(step: PlainStep, replaced: IdentityMap[Tensor]) -> PlainStep:
 
 
 def first_results(replaced: Mapping[Operation, Tensor]) -> IdentityMap[Tensor]:
-    """Return what takes the place of ops as what takes that of their first result."""
+    """Map the first results of replaced ops to those of their replacements."""
     return IdentityMap((op.outputs[0], t) for op, t in replaced.items())
 
 
@@ -458,11 +446,9 @@ def renewed(gradient: Any, replaced: IdentityMap[Tensor]) -> Any:
 
 
 def _merged(step: PlainStep) -> list[tuple[Operation, Operation]]:
-    """Return the filter gradients that oneDNN merges with gradients of a bias.
-
-    A segment that waits for the first of them and is read by the second would close a
-    cycle (TensorFlow 2.21: "nodes in a cycle").
-    """
+    """Return the filter gradients that oneDNN merges with gradients of a bias."""
+    # A segment that waits for the first of them and is read by the second would close a
+    # cycle (TensorFlow 2.21: "nodes in a cycle").
     filters: dict[int, list[Operation]] = {}
     for op in step.backward:
         for t in step.inputs(op) if "BackpropFilter" in op.type else ():
@@ -476,10 +462,8 @@ def _merged(step: PlainStep) -> list[tuple[Operation, Operation]]:
 
 
 def long_sums(step: PlainStep) -> list[Operation]:
-    """Return the sums of more than two gradients that run once whenever the step does.
-
-    Products that share a factor are left out: Grappler adds up the other factors.
-    """
+    """Return the sums of more than two gradients that run once in every step."""
+    # Products that share a factor are left out: Grappler adds up the other factors.
     return [
         op
         for op in step.edges.awaitable
@@ -499,10 +483,8 @@ def _has_common_factor(step: PlainStep, op: Operation) -> bool:
 
 
 def order_of_addition(step: PlainStep, op: Operation) -> list[int]:
-    """Return the places of what a sum adds, in the order in which it is added.
-
-    Grappler sorts by name what `AddN` adds.
-    """
+    """Return the places of a sum's terms, in the order in which Grappler adds them."""
+    # Grappler sorts the terms of `AddN` by name.
     names = [t.name.removesuffix(":0") for t in step.inputs(op)]
     return sorted(range(len(names)), key=names.__getitem__)
 

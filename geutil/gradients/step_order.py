@@ -1,10 +1,12 @@
-"""The order in which a training step uses memory, held to by edges.
+"""The order in which a training step uses memory, enforced by edges.
 
-The executor runs whatever is ready, in an order that depends on threads, load and
-addresses. Here the whole step, updates included, is planned and its large ops are made
-to wait for what the plan has before them (`geutil.memory.dependencies`). Loops run few
-iterations at once: each of 32 would hold gradients of all weights of its own.
+The executor runs any ready op, in an order that depends on threads, load and addresses.
+Here the whole step, updates included, is planned, and its large ops are made to wait
+for the ops that the plan has before them (`geutil.memory.dependencies`).
 """
+
+# Loops run few iterations at once: each of 32 would hold gradients of all weights of
+# its own.
 
 from __future__ import annotations
 
@@ -50,7 +52,7 @@ _SUMS = frozenset(("Add", "AddN", "AddV2", "Sub"))
 _PRODUCTS = frozenset(("Div", "Mul", "Neg", "RealDiv", "Square"))
 _JOINED = _SUMS | _PRODUCTS
 _GELU = frozenset(("Erf", "Tanh"))
-"""What the sum in a GELU reads besides a constant."""
+"""The input of the sum in a GELU besides a constant."""
 _REORDERED = frozenset(("Add", "AddV2", "Mul"))
 """Ops of two inputs that Grappler's constant push-down reorders."""
 _POOLS = frozenset(("MaxPool", "MaxPoolV2", "MaxPool3D"))
@@ -58,8 +60,8 @@ _MONOTONIC = {"Elu", "Erf", "Exp", "Expm1", "Log", "Log1p", "Relu", "Relu6", "Se
 _MONOTONIC |= {"Sigmoid", "Softplus", "Softsign", "Sqrt", "Tanh"}
 """Activations that Grappler moves behind a pool of maxima."""
 _NEVER_WAIT = frozenset(("AddN", "BiasAddGrad"))
-"""Grappler adds up in one what a chain of AddN adds; oneDNN merges the gradient of a
-bias with the filter gradient that reads the same."""
+"""Grappler adds up a chain of AddN in one; oneDNN merges the gradient of a bias with
+the filter gradient that reads the same."""
 
 _NOTHING_KNOWN: Mapping[str, int] = MappingProxyType({})
 
@@ -77,7 +79,7 @@ class OrderedStep:
     # The bytes held at once, in the order of the plan or in one that the executor has:
     # tensors that are small in all of the step are held to none.
     peak: int
-    # Likewise, with what kernels take beside TensorFlow's allocator.
+    # Likewise, with the bytes that kernels take beside TensorFlow's allocator.
     resident: int
 
 
@@ -96,11 +98,9 @@ def order_step(
         ops: all ops that run, in topological order.
         fetched: the tensors that are held to the end.
         may_await: tells whether the first op may be made to wait for the second.
-        phases: what begins, in the plan, only after something else has run.
+        phases: ops that begin, in the plan, only after others have run.
         known: the places that ops have in an order that was planned before, by name.
         elsewhere: the names of ops whose results are on another device.
-
-    Cost: some 0.15 ms for each op.
     """
     for op in ops:
         if op.type in op_types.LOOPS:
@@ -229,12 +229,11 @@ def add_order_dependency(
 def _with_layers_apart(
     ops: Sequence[Operation], may_await: Callable[[Operation, Operation], bool]
 ) -> list[Operation]:
-    """Let each layer's gradients of filter and bias read a tensor of their own.
-
-    Where branches are summed, several layers have the same gradient, and oneDNN merges
-    the gradient of a bias with that of any of their filters, also of one that has to
-    wait for it. Returns the ops, with those that are read in the place of gradients.
-    """
+    """Let each layer's gradients of filter and bias read a tensor of their own."""
+    # Where branches are summed, several layers have the same gradient, and oneDNN
+    # merges the gradient of a bias with that of any of their filters, also of one that
+    # has to wait for it. Returns the ops, with the tensors that are read instead of
+    # gradients.
     filters: MutableIdentityMap[list[Operation]] = MutableIdentityMap()
     biases: MutableIdentityMap[list[Operation]] = MutableIdentityMap()
     for op in ops:
@@ -267,13 +266,12 @@ def _keep_constants_out(
     small: int,
     may_await: Callable[[Operation, Operation], bool],
 ) -> list[Operation]:
-    """Keep Grappler from pushing constants into large products and sums.
-
-    Of `(x * y) * c` and `(c * x) * y` it makes `x * (c * y)`, and of sums alike
-    (TensorFlow 2.21). Then `c * y` runs as soon as y is there, however late x comes, or
-    takes a buffer of its own where `x * y` had that of y; and what waits for the op
-    `x * y` waits for a constant. Returns the ops put between a product and its reader.
-    """
+    """Keep Grappler from pushing constants into large products and sums."""
+    # Of `(x * y) * c` and `(c * x) * y` it makes `x * (c * y)`, and of sums alike
+    # (TensorFlow 2.21). Then `c * y` runs as soon as y is there, however late x comes,
+    # or takes a buffer of its own where `x * y` had that of y; and an op that waits for
+    # `x * y` waits for a constant. Returns the ops put between a product and its
+    # reader.
     apart = []
     for op in running:
         if op.type not in _REORDERED:
@@ -298,14 +296,12 @@ def _keep_pools_in_place(
     running: Collection[Operation],
     may_await: Callable[[Operation, Operation], bool],
 ) -> list[Operation]:
-    """Keep Grappler from pooling before an activation whose pool has a gradient.
-
-    Of `max_pool(relu(x))` it makes `relu(max_pool(x))` if nothing else reads the
-    activation, as where the backward pass reads one that ran again (TensorFlow 2.21).
-    Then the pool's gradient reads no pool, and oneDNN cannot compute it: the kernel
-    that does looks for each maximum anew, and holds eight bytes for each meanwhile.
-    Returns the ops put between an activation and its pool.
-    """
+    """Keep Grappler from pooling before an activation whose pool has a gradient."""
+    # Of `max_pool(relu(x))` it makes `relu(max_pool(x))` if nothing else reads the
+    # activation, as where the backward pass reads one that ran again (TensorFlow 2.21).
+    # Then the pool's gradient reads no pool, and oneDNN cannot compute it: the kernel
+    # that does looks for each maximum anew, and holds eight bytes for each meanwhile.
+    # Returns the ops put between an activation and its pool.
     apart = []
     for op in running:
         if op.type not in _POOLS or op.inputs[0].op.type not in _MONOTONIC:
@@ -342,11 +338,9 @@ def _ends(group: Sequence[int], ops: Sequence[Operation]) -> list[int]:
 
 
 def place_to_wait(op: Operation) -> int | None:
-    """Return the input of an op on which it can wait, or None.
-
-    Grappler joins sums, and products with constants or beside such; what comes between
-    them would change how they round. So they wait on what is neither.
-    """
+    """Return the input of an op on which it can wait, or None."""
+    # Grappler joins sums, and products with constants or beside such; an op between
+    # them would change how they round. So they wait on inputs that are neither.
     if op.type in segments.PLACES_TO_WAIT:
         return segments.PLACES_TO_WAIT[op.type]
     if op.type in _NEVER_WAIT:
@@ -363,13 +357,13 @@ def place_to_wait(op: Operation) -> int | None:
 
 
 def _is_joined(op: Operation, place: int) -> bool:
-    """Tell whether Grappler may join a sum or product with what makes its input."""
+    """Tell whether Grappler may join a sum or product with the op of its input."""
     producer = op.inputs[place].op
     if producer.type == "Sigmoid":
         # A swish: the product of a tensor with its own sigmoid.
         return any(_value(t) is _value(producer.inputs[0]) for t in op.inputs)
     if producer.type in _GELU:
-        # What else reads the tangent, its gradient say, keeps Grappler from it.
+        # Another reader of the tangent, its gradient say, keeps Grappler from it.
         return op.type in _SUMS and len(producer.outputs[0].consumers()) == 1
     return producer.type == "Const" or producer.type in _JOINED
 

@@ -25,26 +25,26 @@ from geutil.graph.types import (
     Operation,
     Tensor,
 )
+from geutil.graph.walks import tensor_name
 from geutil.memory.kernels.cpu import ONLY_ON_GPUS
 from geutil.memory.sizes import UNKNOWN, Dims, known_dims
 
-# Handles to what has a shape of its own.
+# Handles to variables and lists, which have a shape of their own.
 _ELSEWHERE = (tf.resource, tf.variant)
 # They yield a few axes, or dimensions, at most.
 _OF_NO_SIZE = op_types.AXES | {"VariableShape"}
-# So often what still has no shape is assumed, where one follows on another.
+# So often open shapes are assumed, where one follows on another.
 _ROUNDS = 4
 # Integers up to this number may be a shape, and are computed if they can be.
 _FEW = 64
 
 
 def given_shapes(graph: Graph, shapes: GivenShapes | None) -> list[tuple[Tensor, Dims]]:
-    """Return the tensors of a graph whose shapes a caller tells, with these.
+    """Return the tensors whose shapes a caller gives, with these.
 
-    Raises:
-        ArgumentTypeError: a shape is none.
-        SelectionError: the graph has no such tensor; or the shape does not fit what is
-            known, or leaves a dimension open.
+    Raises ArgumentTypeError for a value that is no shape; SelectionError if the graph
+    has no such tensor, or the shape does not fit the known one, or leaves a dimension
+    open.
     """
     tensor_dims = []
     for key, shape in types.pairs_of(shapes):
@@ -67,7 +67,7 @@ def _found(graph: Graph, key: Any) -> Tensor:
     if types.is_tensor(key) and key.graph is graph:
         return key
     try:
-        return graph.get_tensor_by_name(types.tensor_name(key))
+        return graph.get_tensor_by_name(tensor_name(key))
     except (KeyError, ValueError, TypeError):
         name = getattr(key, "name", key)
         raise SelectionError(
@@ -87,7 +87,7 @@ class OpenShapes:
         self._given: MutableIdentityMap[Dims] = MutableIdentityMap()
 
     def tell(self, caller_dims: Sequence[tuple[Tensor, Dims]]) -> None:
-        """Take in what the caller says. Nothing holds that was assumed without it."""
+        """Take in the shapes of the caller, and forget those assumed without them."""
         if caller_dims:
             self._given.update(caller_dims)
             self.known = MutableIdentityMap(self._given.items())
@@ -95,7 +95,7 @@ class OpenShapes:
             self.refusal = ""
 
     def settle(self, ops: Sequence[Operation]) -> None:
-        """Find the shapes of what ops yield, as far as that can be done.
+        """Find the shapes of the results of ops, as far as that can be done.
 
         Cost: linear in the ops whose shapes are open, their inputs, and the ops that
         compute shapes; some 0.1 ms each. None where no shape is open.
@@ -113,7 +113,7 @@ class OpenShapes:
         return [op for op in ops if any(map(self.is_open, op.outputs))]
 
     def is_open(self, tensor: Tensor) -> bool:
-        """Tell whether a size depends on what is not known of a tensor's shape."""
+        """Tell whether a size depends on an unknown part of a tensor's shape."""
         if tensor.dtype in _ELSEWHERE or tensor in self.known:
             return False
         if (tensor.op.type, tensor.value_index) in ONLY_ON_GPUS:
@@ -141,14 +141,9 @@ class OpenShapes:
         return not (tensor.dtype.is_integer and (elements or 0) <= _FEW)
 
     def _assume(self, members: Sequence[Operation], *, sources: bool) -> bool:
-        """Assume the shapes that do not follow from other open ones, if there are any.
-
-        Of an unknown rank nothing can be assumed.
-
-        Args:
-            members: the ops, in topological order.
-            sources: whether only those are assumed that cannot follow from anything.
-        """
+        """Assume shapes that do not follow from other open ones; tell if any."""
+        # Of an unknown rank nothing can be assumed. With `sources`, only those are
+        # assumed that cannot follow from anything.
         follows: set[Operation] = set()
         assumed_any = False
         for op in members:
@@ -182,7 +177,7 @@ class OpenShapes:
             graph_def = fetched_subgraph.step_graph_def(graph, members, feeds)
             self._write(graph_def, members, feeds)
             scratch = shape_inference.inferred_graph(graph_def)
-        except Exception as error:  # TensorFlow raises what it likes.
+        except Exception as error:  # TensorFlow raises errors of any kind.
             self.refusal = str(error).splitlines()[0]
             return
         for t in (t for op in members for t in op.outputs if self.is_open(t)):
@@ -193,7 +188,7 @@ class OpenShapes:
     def _write(
         self, graph_def: Any, members: Sequence[Operation], feeds: Sequence[Tensor]
     ) -> None:
-        """Write the shapes into a `GraphDef`, and leave out what does not matter."""
+        """Write the shapes into a `GraphDef`, and leave out irrelevant attributes."""
         placeholders = (op.outputs[0] if op.outputs else None for op in members)
         for node, t in zip(graph_def.node, (*placeholders, *feeds), strict=True):
             data = [name for name in node.input if not name.startswith("^")]
@@ -210,7 +205,7 @@ class OpenShapes:
 
 
 def open_shapes_of(graph: Graph) -> OpenShapes:
-    """Return what the open shapes of a graph are taken to be."""
+    """Return the shapes assumed for open ones of a graph."""
     state = state_of(graph)
     if state.open_shapes is None:
         state.open_shapes = OpenShapes()
@@ -221,11 +216,7 @@ def open_shapes_of(graph: Graph) -> OpenShapes:
 def settle_shapes(
     ops: Sequence[Operation], caller_dims: Sequence[tuple[Tensor, Dims]] = ()
 ) -> None:
-    """Find what the open shapes of ops' results are to be taken for.
-
-    Raises:
-        SelectionError: what the caller says of tensors does not fit the graph.
-    """
+    """Find the shapes to assume for the open results of ops, by those of the caller."""
     if not ops:
         return
     shapes = open_shapes_of(ops[0].graph)
@@ -236,7 +227,7 @@ def settle_shapes(
 
 
 def warning_of_sizes(ops: Iterable[Operation]) -> str | None:
-    """Return what to tell of sizes that are guesses, or None if there are none."""
+    """Return a warning of sizes that are guesses, or None if there are none."""
     listed = adjacency.topological_sort(ops)
     if not listed:
         return None
@@ -261,10 +252,6 @@ def negligible_bytes(sizes: Iterable[int], share: float = 0.01) -> int:
     The smallest tensors that make up at most `share` of all `sizes` in bytes: the
     statistics of a batch norm, pooled features, indices. To recompute them would save
     nothing, and would tie segments together.
-
-    Example:
-        >>> negligible_bytes([1, 2, 1000, 1000])
-        2
     """
     counts = Counter(sizes)
     left = share * sum(counts.elements())

@@ -3,15 +3,15 @@
 Gradients are used up by updates, which are written after them. So a step is put in
 order when its graph is complete: before a function is built of it, or, in a graph of
 version 1, before a Session runs it or when `order_updates` is called.
-
-An update of a reference variable of version 1 is done in its buffer, which readers
-share: `Identity` copies nothing. TensorFlow runs an update as soon as its gradient is
-there, and what the backward pass reads later is the new value. So
-`Optimizer.compute_gradients` gates gradients; here each waits for what reads its own
-variable in the step. So who fetches one such gradient runs these reads, too. What
-another call of `gradients` reads is not waited for, nor an argument that a function
-returns as it is. Resource variables need none of this.
 """
+
+# An update of a reference variable of version 1 is done in its buffer, which readers
+# share: `Identity` copies nothing. TensorFlow runs an update as soon as its gradient is
+# there, and later reads of the backward pass get the new value. So
+# `Optimizer.compute_gradients` gates gradients; here each waits for the readers of its
+# own variable in the step. So who fetches one such gradient runs these reads, too.
+# Reads of another call of `gradients` are not waited for, nor an argument that a
+# function returns as it is. Resource variables need none of this.
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import PlanError, SelectionError, StaleGraphError
-from geutil.gradients.replanning import ATTEMPTS, Replanning, edges_of, set_back
 from geutil.gradients.report import Report, holding_gradients, last_report, replace_last
+from geutil.gradients.second_plan import ATTEMPTS, Replanning, edges_of, set_back
 from geutil.gradients.step import Edits, PlainStep, reached, tensors_of, with_replaced
 from geutil.gradients.step_order import OrderedStep, Phase, order_step
 from geutil.graph import (
@@ -95,11 +95,10 @@ def order_when_complete(
     report: Report | None = None,
     replanning: Replanning | None = None,
 ) -> None:
-    """Have a step put in order once its graph is complete; a first part is done now.
-
-    In a graph of version 1, forward and backward pass are ordered at once, since it may
-    be exported before anything runs it. Under XLA and op determinism nothing is done.
-    """
+    """Have a step put in order once its graph is complete; a first part is done now."""
+    # In a graph of version 1, forward and backward pass are ordered at once, since it
+    # may be exported before anything runs it. Under XLA and op determinism nothing is
+    # done.
     if runtime.is_compiled_by_xla(step.graph) or runtime.is_determinism_enabled():
         return
     orders = _orders_of(step.graph)
@@ -120,14 +119,14 @@ def order_updates(*fetches: Any) -> Report | None:
     The peak of a step depends on when its updates use up the gradients, and TensorFlow
     puts that off. In `tf.function` and Keras' `fit` the updates are found when the
     function is built. A Session takes over the whole graph at its first run, often to
-    initialize variables, before a call names the ops of a step: so call this before.
+    initialize variables, before it is known which ops a step runs: so call this before.
 
     From then on no run can have gradients of the step without its updates: one that
     asks for that is refused.
 
     Args:
-        *fetches: the fetches of a step: the train op, or the updates, with all other
-            ops that each step runs.
+        *fetches: the fetches of a step: the train op, or the updates, with whatever
+            else each step runs.
 
     Returns:
         The report on the gradients of the graph that were built last, with the peak of
@@ -227,7 +226,7 @@ class _Orders:
         ys = [y.op for y in step.ys]
         ops = _ops_of([t.op for t in fetched])
         forward = fetched_subgraph.step_ops(ys, IdentitySet())
-        # The forward pass waits for what encodes a tensor, so that this is let go.
+        # The forward pass waits for encoding ops, so that the tensor is let go.
         self._forward.update(dict.fromkeys((*forward, *step.encoders)))
         self._phases.append((step.unawaited_helpers(ops), ys))
         held = fetched if step.holds_gradients else []
@@ -279,11 +278,9 @@ class _Orders:
         targets: Sequence[Operation],
         use: state.Use,
     ) -> OrderedStep:
-        """Plan again while chunks exceed the budget, each time for less.
-
-        By as much less as was missed, or half of that where there is no such plan.
-        Returns the step that takes least, as the graph has it then.
-        """
+        """Plan again while chunks exceed the budget, each time for less."""
+        # By as many bytes less as were missed, or half of that where there is no such
+        # plan. Returns the step that takes least, as the graph has it then.
         first, step = self._report, replanning.built
         if first is None or first.budget is None or step is None:
             return ordered
@@ -331,7 +328,7 @@ class _Orders:
     def _ordered_step(
         self, targets: Sequence[Operation], use: state.Use
     ) -> OrderedStep | None:
-        """Order what runs for some targets; None if no gradient is part of it."""
+        """Order the ops that run for some targets; None if no gradient is one."""
         ops = _ops_of(targets, use.feeds)
         if self._backward.keys().isdisjoint(ops):
             return None
@@ -383,11 +380,9 @@ class _Orders:
         return _FED if is_computed else None
 
     def _may_await(self, op: Operation, other: Operation) -> bool:
-        """Tell whether an op may wait for another in a graph that a Session runs.
-
-        Not if a Session has the op already and would not see that it waits, nor if
-        that would run a part of the backward pass whenever the forward pass is run.
-        """
+        """Tell whether an op may wait for another in a graph that a Session runs."""
+        # Not if a Session has the op already and would not see that it waits, nor if
+        # that would run a part of the backward pass whenever the forward pass is run.
         adds = op in self._forward and other not in self._forward
         return not adds and not state.has_been_run(self._graph, (op,))
 
@@ -482,7 +477,7 @@ def _ops_of(
 def _after(
     ops: Sequence[Operation], starts: Iterable[Operation], *, awaiting: bool = False
 ) -> dict[Operation, None]:
-    """Return the ops that read what others yield, or wait for them, these apart."""
+    """Return the ops that read results of others, or wait for them, except these."""
     starts = frozenset(starts)
     after: dict[Operation, None] = {}
     for op in ops:
@@ -498,12 +493,10 @@ def _without_joints(
     targets: Sequence[Operation],
     feeds: IdentitySet | None = None,
 ) -> list[Operation]:
-    """Let updates read gradients directly that one op forwards; return the ops to run.
-
-    Keras' optimizers sum gradients over replicas first, by an IdentityN over all of
-    them that is left where there is one replica: none could be used up before all are
-    there.
-    """
+    """Let updates read gradients that one op forwards; return the ops to run."""
+    # Keras' optimizers sum gradients over replicas first, by an IdentityN over all of
+    # them that is left where there is one replica: none could be used up before all are
+    # there.
     joints = [
         op
         for op in _after(ops, backward)
@@ -522,10 +515,7 @@ _CALLING = op_types.LOOPS | op_types.BRANCHINGS | op_types.CALLS
 
 
 def let_out_when_read(step: PlainStep) -> PlainStep:
-    """Have gradients by reference variables wait for all reads of these in a step.
-
-    Cost: none without such variables; linear in the ops of the step and their edges.
-    """
+    """Have gradients by reference variables wait for all reads of these in a step."""
     pairs = zip(step.gradients, step.references, strict=True)
     updated = [(g, r) for g, r in pairs if not (g is None or r is None)]
     if not updated:
@@ -547,11 +537,9 @@ def let_out_when_read(step: PlainStep) -> PlainStep:
 
     @cache
     def ends(op: Operation) -> list[Operation]:
-        """Return the ops to wait for in the place of one that may call a function.
-
-        Once TensorFlow has inlined a function, an op that waits for the call waits for
-        its stateful ops alone; so all results are awaited.
-        """
+        """Return the ops to wait for in the place of one that may call a function."""
+        # Once TensorFlow has inlined a function, an op that waits for the call waits
+        # for its stateful ops alone; so all results are awaited.
         if op.type not in _CALLING:
             return [op]
         with creation.surroundings_of(op):
@@ -586,10 +574,8 @@ def _readers(reference: Tensor, needed: Collection[Operation]) -> Iterator[Opera
 
 
 def _shown(op: Operation, tensor: Tensor) -> list[Tensor]:
-    """Return the results of an op that may be the buffer of an input.
-
-    A function may return an argument, and a loop what it does not change.
-    """
+    """Return the results of an op that may be the buffer of an input."""
+    # A function may return an argument, and a loop one that it does not change.
     if op.type in _CALLING or v1_control_flow.is_loop_structure(op):
         return list(op.outputs)
     return [op.outputs[there] for there, i in aliases(op) if op.inputs[i] is tensor]

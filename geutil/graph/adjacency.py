@@ -1,14 +1,14 @@
 """The edges around an op, and a topological order of all ops that follows edits.
 
-TensorFlow keeps the consumers of a tensor in a hash set of pointers once there are
-more than eight, so their order changes from process to process. The functions here
-return them in graph order (the order in which the ops were made).
+TensorFlow keeps the consumers of a tensor in a hash set of pointers once there are more
+than eight, so their order changes from process to process. The functions here return
+them in graph order (the order in which the ops were made).
 
 The order of creation is topological until somebody rewires the graph. From then on the
 order is mended at each new edge in the way of Pearce and Kelly, "A dynamic topological
 sort algorithm for directed acyclic graphs" (ACM JEA 11, 2006): only the ops between the
 two ends of the edge in the present order are searched, so an edit whose neighbourhood
-is local costs what the neighbourhood costs, whatever the size of the graph.
+is local has a local cost, whatever the size of the graph.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from typing import Any
 from geutil.errors import SelectionError
 from geutil.graph.op_types import MERGES, NEXT_ITERATIONS
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import topological_order
 
 creation_index = attrgetter("_id_value")
 """Key that sorts ops into graph order."""
@@ -39,11 +40,7 @@ _LISTED = 8
 
 
 def consumers(tensor: Tensor) -> list[Operation]:
-    """Return the ops that read `tensor`, each once, in graph order.
-
-    Cost: linear in the edges that leave the tensor, and a sort when they are two or
-    more.
-    """
+    """Return the ops that read `tensor`, each once, in graph order."""
     ops: list[Operation] = tensor.consumers()
     if len(ops) < 2:
         return ops
@@ -103,6 +100,11 @@ def successors(op: Operation) -> Iterator[Operation]:
     yield from op._control_outputs
 
 
+def producers(op: Operation) -> list[Operation]:
+    """Return the ops whose results `op` reads, one for each input."""
+    return [tensor.op for tensor in op.inputs]
+
+
 def graph_order(ops: Iterable[Operation]) -> list[Operation]:
     """Return `ops` sorted into graph order."""
     return sorted(ops, key=creation_index)
@@ -125,12 +127,12 @@ def control_flow_context(op: Operation) -> Any:
 
 @dataclass(frozen=True)
 class Rewiring:
-    """What some ops will read and wait for once an edit is applied.
+    """The inputs and control inputs that ops will have once an edit is applied.
 
     Attributes:
         inputs: the producer of each (op, index) that changes; None for one that needs
             nothing.
-        controls: what each op whose control inputs change will wait for.
+        controls: the new control inputs of each op whose control inputs change.
     """
 
     inputs: Mapping[tuple[Operation, int], Operation | None]
@@ -150,7 +152,7 @@ class Rewiring:
         return frozenset((*(op for op, _ in self.inputs), *self.controls))
 
     def producers(self, op: Operation) -> dict[Operation, None]:
-        """Return what one of these ops will depend on."""
+        """Return the ops that one of these ops will depend on."""
         read = (self.inputs.get((op, i), t.op) for i, t in enumerate(op.inputs))
         awaited = self.controls.get(op, op.control_inputs)
         dependencies = (p for p in (*read, *awaited) if p is not None)
@@ -168,19 +170,15 @@ def topological_sort(
 
     Loop back edges do not count. The order of creation is kept, except that an op made
     after one that needs it comes just ahead of that one.
-
-    Args:
-        ops: the ops.
-        edited: the predecessors that some have once an edit is made.
-
-    Raises:
-        SelectionError: `ops` hold a cycle.
-
-    Cost: linear in the ops and their inputs, and one sort.
     """
     listed = graph_order(dict.fromkeys(ops))
     members = frozenset(listed)
     placed: dict[Operation, None] = {}
+
+    def missing(op: Operation) -> list[Operation]:
+        before = edited.get(op) or predecessors(op)
+        return [p for p in before if p in members and p not in placed]
+
     for op in listed:
         if op in placed:
             continue
@@ -192,34 +190,15 @@ def topological_sort(
             if not op.control_inputs and op not in edited:
                 placed[op] = None
                 continue
-        _place(op, members, placed, edited)
+        placed.update(dict.fromkeys(topological_order([op], missing, _refuse_cycle)))
     return list(placed)
 
 
-def _place(
-    op: Operation,
-    members: frozenset[Operation],
-    placed: dict[Operation, None],
-    edited: Mapping[Operation, Sequence[Operation]],
-) -> None:
-    """Add `op` to `placed`, after what it needs."""
-    opened: set[Operation] = set()
-    stack = [op]
-    while stack:
-        top = stack[-1]
-        before = edited.get(top) or predecessors(top)
-        missing = [p for p in before if p in members and p not in placed]
-        if not missing:
-            placed[top] = None
-            stack.pop()
-            continue
-        opened.add(top)
-        if not opened.isdisjoint(missing):
-            raise SelectionError(
-                f"the ops hold a cycle, and '{top.name}' is on it; geutil.verify names "
-                "the cycle"
-            )
-        stack.extend(reversed(missing))
+def _refuse_cycle(cycle: list[Operation]) -> None:
+    raise SelectionError(
+        f"the ops hold a cycle, and '{cycle[-1].name}' is on it; geutil.verify names "
+        "the cycle"
+    )
 
 
 class TopologicalOrder:
@@ -278,16 +257,9 @@ class TopologicalOrder:
     ) -> list[Operation] | None:
         """Mend the order for the edges that a rewiring brings.
 
-        Args:
-            rewiring: what the ops will depend on.
-            keep: whether they are about to be made; otherwise the order stays.
-
         Returns:
             None, or the ops of a cycle that the rewiring would close, in the
             direction of the edges. In that case the order is as it was.
-
-        Cost: linear in the new edges, and, for those that lead down in the present
-        order, in the ops between their ends and the edges of these.
         """
         place = self._position
         falling = [(p, c) for p, c in rewiring.edges() if place[p._id] >= place[c._id]]
@@ -295,7 +267,7 @@ class TopologicalOrder:
             falling = [(p, c) for p, c in falling if p not in set(predecessors(c))]
         if not falling:
             return None
-        search = _Search(place, rewiring, falling)
+        search = _AffectedRegion(place, rewiring, falling)
         for producer, consumer in falling:
             cycle = search.insert(producer, consumer)
             if cycle is not None:
@@ -306,7 +278,7 @@ class TopologicalOrder:
         return None
 
 
-class _Search:
+class _AffectedRegion:
     """The edges of the graph with a set of rewirings laid over them."""
 
     def __init__(

@@ -6,7 +6,7 @@ Protobufs only: no graph is made and nothing is run.
 
 A call runs every stateful op of its body, whichever of its outputs is asked for, after
 all that it reads and before all that reads it. Once the body stands in the caller's
-place, only data and control edges order it, and only what an output needs is run.
+place, only data and control edges order it, and only ancestors of an output run.
 """
 
 from __future__ import annotations
@@ -20,38 +20,17 @@ from geutil.errors import TransformError
 from geutil.graph import flat_body, op_types
 from geutil.graph.protos import FunctionDefLibrary
 from geutil.graph.types import Operation, is_reference
+from geutil.graph.walks import closure, topological_order
 
 T = TypeVar("T", bound=Hashable)
 
 
-def dependency_order(needs: Mapping[T, Iterable[T]]) -> list[T]:
-    """Return the keys of `needs` so that each comes after those that it needs.
+def needs_first(needs: Mapping[T, Iterable[T]]) -> list[T]:
+    """Return the keys of `needs`, each after those that it needs.
 
-    The order of the mapping is kept, except that what is needed comes just ahead. On a
-    cycle, one edge does not count. Values that are no keys do not count either.
-
-    Cost: linear in keys and values.
-
-    Example:
-        >>> from geutil.graph.call_graph import dependency_order
-        >>> dependency_order({"c": ["a", "b"], "a": [], "b": ["a"]})
-        ['a', 'b', 'c']
+    Values that are no keys do not count; of a cycle, one edge does not.
     """
-    placed: dict[T, None] = {}
-    opened: set[T] = set()
-    for start in needs:
-        stack = [start]
-        while stack:
-            top = stack[-1]
-            if top not in opened:
-                opened.add(top)
-                missing = [n for n in needs[top] if n in needs and n not in opened]
-                if missing:
-                    stack.extend(reversed(missing))
-                    continue
-            stack.pop()
-            placed[top] = None
-    return list(placed)
+    return topological_order(needs, lambda key: [n for n in needs[key] if n in needs])
 
 
 def on_cycles(needs: Mapping[T, Iterable[T]]) -> set[T]:
@@ -59,8 +38,6 @@ def on_cycles(needs: Mapping[T, Iterable[T]]) -> set[T]:
 
     Kosaraju's algorithm: the components are found by walks against the edges, from the
     keys whose walk along the edges ended last.
-
-    Cost: linear in keys and values.
     """
     needed_by: dict[T, list[T]] = {key: [] for key in needs}
     for key, values in needs.items():
@@ -69,16 +46,13 @@ def on_cycles(needs: Mapping[T, Iterable[T]]) -> set[T]:
                 needed_by[value].append(key)
     result: set[T] = set()
     seen: set[T] = set()
-    for start in reversed(dependency_order(needs)):
+    for start in reversed(needs_first(needs)):
         if start in seen:
             continue
-        seen.add(start)
-        component = [start]
-        for key in component:
-            for other in needed_by[key]:
-                if other not in seen:
-                    seen.add(other)
-                    component.append(other)
+        component = closure(
+            [start], lambda key: [k for k in needed_by[key] if k not in seen]
+        )
+        seen.update(component)
         if len(component) > 1 or start in needed_by[start]:
             result.update(component)
     return result
@@ -90,8 +64,8 @@ def function_values(attributes: Any) -> Iterator[Any]:
     Attributes of a function can name functions in turn; those are among them.
     """
     waiting = [attributes]
-    while waiting:
-        for value in waiting.pop().values():
+    for inner in waiting:
+        for value in inner.values():
             kind = value.WhichOneof("value")
             for function in [value.func] if kind == "func" else value.list.func:
                 yield function
@@ -200,13 +174,7 @@ class Effects:
                 if self._by_itself(node):
                     effective_names[name] = None
         # Effects pass from functions to their callers until no new function has one.
-        waiting = list(effective_names)
-        while waiting:
-            for caller in callers.get(waiting.pop(), ()):
-                if caller not in effective_names:
-                    effective_names[caller] = None
-                    waiting.append(caller)
-        self._found = effective_names
+        self._found = closure(effective_names, lambda name: callers.get(name, ()))
 
     def of(self, node: Any) -> bool:
         """Tell whether a node has an effect."""
@@ -221,7 +189,7 @@ class Effects:
         return not (self.depends(node) or signature is None or signature.is_stateful)
 
     def depends(self, node: Any) -> bool:
-        """Tell whether a node does what its functions do, and nothing else."""
+        """Tell whether a node has the effects of its functions, and no others."""
         return node.op in _AS_THEIR_FUNCTIONS or node.op in self._functions
 
     def _by_itself(self, node: Any) -> bool:
@@ -243,10 +211,10 @@ _FUNCTION = frozenset(("f", "body", "cond", "then_branch", "else_branch", "branc
 
 
 def changes_state(op: Operation) -> bool:
-    """Tell whether running an op changes what others see: a variable, a file, a queue.
+    """Tell whether running an op changes state that others see: a variable, a file.
 
-    A call does what its function does, which is not looked at: it counts if TensorFlow
-    calls it stateful.
+    A call has the effects of its function, which is not looked at: it counts if
+    TensorFlow calls it stateful.
     """
     if any(is_reference(t) for t in op.inputs):
         # TensorFlow does not call the assignments of version 1 stateful.
@@ -259,16 +227,15 @@ def changes_state(op: Operation) -> bool:
 Instance: TypeAlias = tuple[str, tuple[tuple[str, bytes], ...]]
 """A function, and the attributes that it is polymorphic in."""
 
-# What tf.function writes there by itself; TensorFlow does not heed it.
+# Written by tf.function itself; TensorFlow does not heed it.
 _OWN_GRADIENT = re.compile(rb"(Stateful)?PartitionedCall-\d+")
 
 
 @dataclass(frozen=True)
-class Call:
+class FunctionCall:
     """What a node calls.
 
     Attributes:
-        function: the name of the function.
         attributes: the attributes that the function is polymorphic in.
     """
 
@@ -293,12 +260,8 @@ class Library:
         self.gradients = {g.function_name: g.gradient_func for g in library.gradient}
         self._library = library
 
-    def call(self, node: Any) -> Call | None:
-        """Return what a node calls, or None when it is no call.
-
-        Raises:
-            TransformError: the library does not hold the function.
-        """
+    def call(self, node: Any) -> FunctionCall | None:
+        """Return the call of a node, or None when it is none."""
         if node.op in self.functions:
             name, attributes = node.op, node.attr
         elif node.op in op_types.CALLS or node.op == "SymbolicGradient":
@@ -311,7 +274,7 @@ class Library:
                 "graph does not hold; add it to graph_def.library"
             )
         declared = self.functions[name].signature.attr
-        return Call(
+        return FunctionCall(
             name, {a.name: attributes[a.name] for a in declared if a.name in attributes}
         )
 
@@ -342,20 +305,16 @@ class Library:
         """Return a library of the functions that `nodes` call, however indirectly."""
         library = self._library
         registered = [r.gradient_func for r in library.registered_gradients]
-        reachable_names: dict[str, None] = {}
-        waiting = [
-            *registered,
-            *(n for node in nodes for n in names_of_functions(node)),
-        ]
-        while waiting:
-            name = waiting.pop()
-            if name in reachable_names or name not in self.functions:
-                continue
-            reachable_names[name] = None
-            for node in self.functions[name].node_def:
-                waiting.extend(names_of_functions(node))
+
+        def called(name: str) -> Iterator[str]:
+            if name in self.functions:
+                for node in self.functions[name].node_def:
+                    yield from names_of_functions(node)
             if name in self.gradients:
-                waiting.append(self.gradients[name])
+                yield self.gradients[name]
+
+        starts = (n for node in nodes for n in names_of_functions(node))
+        reachable_names = closure([*registered, *starts], called)
         result = FunctionDefLibrary()
         result.function.extend(
             f for f in library.function if f.signature.name in reachable_names

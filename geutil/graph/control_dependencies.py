@@ -12,19 +12,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from geutil.graph.inlining_plan import CallerPlan, producer_of
+from geutil.graph.inlining_plan import CallerPlan
+from geutil.graph.walks import node_name
 
 _MAX_SEPARATE = 1000
-"""What is told apart, effects or arguments; where there is more, all wait for all."""
+"""The most effects or arguments with ties of their own; above it, all wait for all."""
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class CallSurroundings:
     """Where a call stands among the effects of its caller.
 
     Attributes:
         late: the arguments, by name, that come behind an effect.
-        seen: those that come behind a read of what effects change, too.
+        seen: those that come behind a read of state that effects change, too.
         early: whether an effect comes behind a result.
     """
 
@@ -35,18 +36,18 @@ class Surroundings:
 
 @dataclass(frozen=True)
 class Ties:
-    """What to tie, as names of nodes and arguments of the body.
+    """The ties to make, as names of nodes and arguments of the body.
 
     Attributes:
-        effects: what each result has to wait for.
+        effects: the nodes that each result has to wait for.
         loose: the positions of the results that do not wait for all of them by
             themselves.
-        done: what has to be waited for by whoever waits for the call.
-        told_late: the nodes that have to be told to wait for the late arguments.
-        told_seen: those that have to be told to wait for the seen ones.
+        done: the nodes that ops waiting for the call have to wait for.
+        told_late: the nodes that need control inputs from the late arguments.
+        told_seen: those that need control inputs from the seen ones.
         late: the nodes and arguments that have an effect or come behind one.
-        seen: those that read what effects change, or come behind a read, too.
-        early: the nodes that yield something to an effect or to what comes before one.
+        seen: those that read state that effects change, or come behind a read, too.
+        early: the nodes that an effect, or a node before one, depends on.
     """
 
     effects: tuple[str, ...]
@@ -59,17 +60,13 @@ class Ties:
     early: frozenset[str]
 
 
-def find_ties(plan: CallerPlan, around: Surroundings) -> Ties:
+def find_ties(plan: CallerPlan, around: CallSurroundings) -> Ties:
     """Return the ties of one body.
-
-    Args:
-        plan: the body.
-        around: where the call stands.
 
     Cost: linear in the nodes and their inputs, times the effects over 64.
     """
     body = plan.body
-    results = [producer_of(result.tensor) for result in body.results]
+    results = [node_name(result.tensor) for result in body.results]
     controls = [node for _, node in body.control_results]
     # A call is strict about effects, by the ties of its own body; not about reads.
     needs: Callable[[str], Iterable[str]] = plan.needs.__getitem__
@@ -108,7 +105,7 @@ def _early(plan: CallerPlan, results: Iterable[str]) -> set[str]:
     for name in reversed(plan.order) if before else ():
         if name in before:
             before.update(plan.needs[name])
-            early_nodes.update(producer_of(r) for r in inputs[name] if r[:1] != "^")
+            early_nodes.update(node_name(r) for r in inputs[name] if r[:1] != "^")
     return early_nodes
 
 
@@ -121,8 +118,8 @@ def _told(
         plan: the body.
         args: the arguments to wait for.
         members: the nodes that have to.
-        strict: whether a call that reads such an argument makes what reads its results
-            wait, whatever its body is.
+        strict: whether a call that reads such an argument makes the readers of its
+            results wait, whatever its body is.
     """
     members = frozenset(members if args else ())
     if not members or len(args) > _MAX_SEPARATE:

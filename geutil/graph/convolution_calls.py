@@ -22,18 +22,12 @@ _MOST_NODES = 16
 
 
 def is_convolution_call(op: Operation) -> bool:
-    """Tell whether an op calls a function that is one convolution of its arguments.
-
-    Cost: linear in the nodes of the function.
-    """
+    """Tell whether an op calls a function that is one convolution of its arguments."""
     return _body_of(op) is not None
 
 
 def inlined(op: Operation) -> Tensor:
-    """Make the ops of such a function beside its call; return what it returns.
-
-    Cost: linear in the nodes of the function.
-    """
+    """Make the ops of such a function beside its call; return its result."""
     body = _body_of(op)
     if body is None:
         return op.outputs[0]
@@ -59,9 +53,9 @@ def inlined(op: Operation) -> Tensor:
 def _go_on_compiling(convolution: Any) -> None:
     """Let XLA compile a convolution, and its gradient, which XLA alone may have.
 
-    As `tf.xla.experimental.jit_scope` does. Grappler leaves what it is not to remove:
-    without oneDNN the kernel that it fuses a convolution and its BiasAdd into takes no
-    groups.
+    As `tf.xla.experimental.jit_scope` does. Grappler leaves nodes that it may not
+    remove: without oneDNN the kernel that it fuses a convolution and its BiasAdd into
+    takes no groups.
     """
     convolution.attr["_XlaScope"].s = convolution.name.encode()
     convolution.attr["_XlaSeparateCompiledGradients"].b = False

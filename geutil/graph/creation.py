@@ -3,9 +3,9 @@
 From node definitions, in the place of another op, placeholders, identities.
 
 The bulk road is `tf.import_graph_def`: C++ makes the ops, eight times as fast as Python
-does one by one. What the road loses or refuses is put right here: exact device strings,
-colocation, control inputs from outside, and whatever surrounds the caller (scopes,
-devices, control dependencies) leaves no mark on the ops.
+does one by one. Attributes and edges that the import loses or refuses are restored
+here: exact device strings, colocation, control inputs from outside, and whatever
+surrounds the caller (scopes, devices, control dependencies) leaves no mark on the ops.
 """
 
 from __future__ import annotations
@@ -230,9 +230,6 @@ def import_ops(
         input_map: a tensor of `graph` for each name of an outside input.
         scope: the absolute scope that is put before the names of the nodes, with a
             slash at its end.
-
-    Returns:
-        The new ops, in the order of the nodes.
     """
     before = len(graph.get_operations())
     with neutral(graph), _contexts_hidden(input_map.values()):
@@ -255,7 +252,7 @@ def add_control_edges(op: Operation, control_inputs: Sequence[Operation]) -> Non
 
 
 def set_control_inputs(op: Operation, control_inputs: Sequence[Operation]) -> None:
-    """Set what an op that was made just now waits for."""
+    """Set the control inputs of an op that was made just now."""
     op._remove_all_control_inputs()
     op._add_control_inputs(list(control_inputs))
 
@@ -266,18 +263,12 @@ def set_new_input(op: Operation, index: int, tensor: Tensor) -> None:
 
 
 def set_element_type(op: Operation, dtype: tf.DType) -> None:
-    """Set the type of what an empty list is going to hold."""
+    """Set the element type of an empty list."""
     op._set_attr("element_dtype", AttrValue(type=dtype.as_datatype_enum))
 
 
 def make_op(graph: Graph, node_def: Any, inputs: Sequence[Tensor]) -> Operation:
-    """Make one op from its definition, free of the surroundings of the caller.
-
-    Args:
-        graph: the graph to add to.
-        node_def: its definition; the inputs named there are left out of account.
-        inputs: its inputs.
-    """
+    """Make one op from its definition, free of the surroundings of the caller."""
     del node_def.input[:]
     with neutral(graph), _contexts_hidden(inputs):
         op = tf.Operation.from_node_def(node_def, graph, inputs=list(inputs))
@@ -289,9 +280,6 @@ def make_op_like(op: Operation, op_type: str) -> Operation:
     """Make an op of another type with the inputs, device and attributes of `op`.
 
     Attributes that the type does not have are left out.
-
-    Raises:
-        TransformError: there is no such type, or it does not take the inputs.
     """
     definition = op_def_of(op_type)
     if definition is None:
@@ -326,10 +314,6 @@ def make_op_like(op: Operation, op_type: str) -> Operation:
 def raw_call(op: Operation, values: Iterable[Any]) -> Callable[[], Any] | None:
     """Return a call of an op's function in `tf.raw_ops`, with the op's attributes.
 
-    Args:
-        op: the op.
-        values: what is read instead of its inputs.
-
     Returns:
         A callable that makes or runs the op; None if TensorFlow has no such function.
     """
@@ -354,14 +338,14 @@ def raw_call(op: Operation, values: Iterable[Any]) -> Callable[[], Any] | None:
 
 
 def python_gradient(op: Operation) -> tuple[Any, Any]:
-    """Return what Python alone knows of an op: `(_original_op, _gradient_function)`."""
+    """Return the Python gradient of an op: `(_original_op, _gradient_function)`."""
     return op._original_op, op._gradient_function
 
 
 def set_python_gradient(
     op: Operation, original_op: Any, gradient_function: Any
 ) -> None:
-    """Set what Python alone knows of an op."""
+    """Set the gradient that only Python keeps of an op."""
     op._original_op = original_op
     op._gradient_function = gradient_function
 
@@ -371,12 +355,7 @@ DERIVED = "_geutil_derived"
 
 
 def set_mark(op: Operation, mark: str) -> None:
-    """Mark an op in an attribute of its own, which stays in files.
-
-    Args:
-        op: the op.
-        mark: a name that begins with an underscore: TensorFlow lets those be.
-    """
+    """Mark an op in an attribute of its own, which stays in files."""
     op._set_attr(mark, AttrValue(b=True))
 
 
@@ -401,20 +380,14 @@ def capture(graph: Graph, tensor: Any) -> Tensor:
 def make_stand_in(
     tensor: Tensor, scope: str, name: str, *, reads: Tensor | None = None
 ) -> Tensor:
-    """Return what can be read instead of a tensor.
+    """Return an op whose result can be read instead of a tensor.
 
-    The op forwards what it reads, without a copy, on the tensor's device, or where that
-    has none on its reader's. No optimizer of TensorFlow removes it.
-
-    Args:
-        tensor: the tensor.
-        scope: the name scope of the op.
-        name: its name there.
-        reads: what it reads; None is the tensor itself.
+    The op forwards its input, without a copy, on the tensor's device, or where that has
+    none on its reader's. No optimizer of TensorFlow removes it.
     """
     graph, device = tensor.graph, tensor.op.device
     if not device:
-        # What reads a variable is placed with it, and has no device of its own.
+        # Readers of a variable are placed with it, and have no device of their own.
         device = next((op.device for op in tensor.consumers() if op.device), "")
     with neutral(graph), graph.name_scope(f"{scope}/"), graph.device(device):
         return tf.raw_ops.PlaceholderWithDefault(
@@ -428,12 +401,13 @@ def surroundings_of(
 ) -> Iterator[None]:
     """Make new ops of the block look as if they had been made beside `op`.
 
-    The graph of `op` is the default one. New ops get the name scope, the device and
-    the version 1 control-flow context of `op`; nothing around the caller counts.
+    The graph of `op` is the default one. New ops get the name scope, the device and the
+    version 1 control-flow context of `op`; nothing around the caller counts.
 
     Args:
         op: the op.
-        control_inputs: what each new op waits for, unless an input of it does.
+        control_inputs: the control inputs of each new op, unless an input of it has
+            them.
     """
     graph = op.graph
     scope = types.scope_dirname(op.name)

@@ -28,7 +28,7 @@ _SHOWN = 8
 class InputEdit:
     """Input `index` of `op` shall be `tensor`.
 
-    In a check, None stands for the output of an op that will be made for it and needs
+    In a check, None means the output of an op that will be made for it and needs
     nothing: a placeholder.
     """
 
@@ -54,22 +54,7 @@ def apply_edits(
     inputs: Sequence[InputEdit] = (),
     controls: Sequence[ControlEdit] = (),
 ) -> None:
-    """Check the edits as a whole, then apply them.
-
-    Args:
-        graph: the graph that all ops and tensors belong to.
-        inputs: input edits, each (op, index) at most once.
-        controls: control edits, each op at most once.
-
-    Raises:
-        FinalizedGraphError, StaleGraphError: see `check_editable`.
-        CycleError: the edits together would close a cycle.
-        RerouteError: a tensor would be read from another loop's frame.
-
-    Cost: linear in the edits and in the ops between the ends of each new edge in
-    topological order; the first edit of a graph also orders its ops, linear in ops
-    and edges.
-    """
+    """Check the edits as a whole, then apply them."""
     if not inputs and not controls:
         return
     _check(graph, inputs, controls, keep_order=True)
@@ -92,7 +77,7 @@ def check_edits(
     inputs: Sequence[InputEdit] = (),
     controls: Sequence[ControlEdit] = (),
 ) -> None:
-    """Raise what `apply_edits` would raise, and change nothing."""
+    """Raise the errors that `apply_edits` would raise, and change nothing."""
     _check(graph, inputs, controls, keep_order=False)
 
 
@@ -136,7 +121,7 @@ def _journals(graph: Graph) -> list[list[UndoStep]]:
 
 @contextmanager
 def _journal(graph: Graph) -> Iterator[list[UndoStep]]:
-    """Undo what is noted in a block that raises; else the block around undoes it."""
+    """Undo the changes of a block that raises; an inner one leaves it to the outer."""
     journals = _journals(graph)
     journal: list[UndoStep] = []
     place = len(journals)
@@ -248,7 +233,7 @@ def _follow_steps(ops: Iterable[Operation]) -> Iterator[UndoStep]:
 
 
 def _put_back(edits: Sequence[InputEdit], before: Sequence[Tensor]) -> None:
-    """Let ops read again what they read before; the last edits come first."""
+    """Restore the inputs that ops read before; the last edits come first."""
     for edit, tensor in reversed(list(zip(edits, before, strict=False))):
         with _told_if_it_fails(edit.op):
             edit.op._update_input(edit.index, tensor)
@@ -261,7 +246,7 @@ def _set_input(op: Operation, index: int, tensor: Tensor | None) -> None:
 def _control_steps(
     inputs: Iterable[InputEdit], controls: Iterable[ControlEdit]
 ) -> Iterator[UndoStep]:
-    """Yield how to put back what each op waits for, and in which order.
+    """Yield undo steps that restore the control inputs of each op, in their order.
 
     An op whose inputs change lists its control inputs in another order afterwards.
     """
@@ -277,7 +262,7 @@ def _control_steps(
 
 
 def _set_controls(op: Operation, control_inputs: Sequence[Operation]) -> None:
-    """Set what an op waits for; where nothing goes, what it has stays untouched.
+    """Set the control inputs of an op; if none is removed, add the new ones only.
 
     TensorFlow can take off all control inputs only, not one, and needs quadratic time
     to put many on.
@@ -307,7 +292,7 @@ def _undo(graph: Graph, journal: list[UndoStep]) -> None:
 
 @contextmanager
 def _told_if_it_fails(*ops: Operation) -> Iterator[None]:
-    """Log what is raised in a block: what else can be undone is undone all the same."""
+    """Log errors raised in a block, so that the remaining undo steps still run."""
     try:
         yield
     except BaseException as error:
@@ -316,12 +301,7 @@ def _told_if_it_fails(*ops: Operation) -> Iterator[None]:
 
 
 def set_devices(graph: Graph, devices: Mapping[Operation, str]) -> None:
-    """Put ops on devices; a transaction that fails puts them back.
-
-    Raises:
-        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
-            forbidden.
-    """
+    """Put ops on devices; a transaction that fails puts them back."""
     check_editable(graph, list(devices))
     for op, device in devices.items():
         undo = partial(creation.set_device, op, op.device)

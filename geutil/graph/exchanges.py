@@ -11,6 +11,7 @@ from geutil.errors import TransformError
 from geutil.graph import adjacency, op_types, replicas
 from geutil.graph.edits import ControlEdit, apply_edits
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import walk_by_identity
 
 
 def all_reduce_range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -38,8 +39,6 @@ def order_exchanges(graph: Graph) -> None:
     TensorFlow chains them on each device in the order in which they were made, when it
     has traced the function. A sum that an edit puts before an older one would wait for
     that for ever. Each replica has to call this.
-
-    Cost: linear in ops and edges of the graph.
     """
     replicas.merge_call(None, lambda _strategy, _contents: _order_exchanges(graph))
 
@@ -97,28 +96,16 @@ _EXCHANGING = (
 
 
 def own_summand(tensor: Tensor, is_summand: Callable[[Operation], bool]) -> Tensor:
-    """Return what a replica gave to a sum over replicas.
+    """Return the summand of a replica in a sum over replicas.
 
     Its own, where TensorFlow keeps it beside the sum, which it does for the gradient.
-
-    Args:
-        tensor: the sum.
-        is_summand: tells the op whose result was summed.
-
-    Returns:
-        The summand; the tensor itself if there is none.
-
-    Cost: linear in the ops of the exchange.
     """
-    waiting, seen = [tensor], {id(tensor)}
-    while waiting:
-        t = waiting.pop()
-        if is_summand(t.op):
-            return t
+
+    def behind(t: Tensor) -> list[Tensor]:
         if t.op.type not in _EXCHANGING:
-            continue
-        # The last is looked at first: IdentityN has what was summed behind the sum.
-        new = [i for i in t.op.inputs if id(i) not in seen and i.dtype == tensor.dtype]
-        seen.update(map(id, new))
-        waiting += new
-    return tensor
+            return []
+        # The last comes first: IdentityN has the summand behind the sum.
+        return [i for i in reversed(t.op.inputs) if i.dtype == tensor.dtype]
+
+    tensors = walk_by_identity([tensor], behind)
+    return next((t for t in tensors if is_summand(t.op)), tensor)

@@ -11,6 +11,7 @@ from geutil.graph import _tf, adjacency, creation, op_types, resource_variables
 from geutil.graph._tf import IsMklEnabled, TraceLiteral
 from geutil.graph.protos import AttrValue
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
+from geutil.graph.walks import closure
 
 
 def bound_arguments(
@@ -20,13 +21,10 @@ def bound_arguments(
 
     Args:
         function: a ConcreteFunction.
-        args: what it would be called with, by position.
+        args: the arguments of the call, by position.
         kwargs: and by keyword.
         traced_from: the `tf.function` that it is a trace of, which knows the defaults;
             else None.
-
-    Raises:
-        TypeError: the arguments do not fit the function.
     """
     captured = list(function.captured_inputs)
     inputs = list(function.inputs)
@@ -78,9 +76,6 @@ def value_behind(handle: Any) -> Any:
     """Return the value of the variable that an eager handle leads to, as an array.
 
     None if it leads to no variable, but to a table or the like.
-
-    Raises:
-        tf.errors.FailedPreconditionError: the variable has no value yet.
     """
     dtype = resource_variables.dtype_behind(handle)
     if dtype is None:
@@ -105,37 +100,23 @@ def step_ops(
     Args:
         fetches: the ops that are asked for.
         feeds: the tensors that are given, so that nothing behind them runs.
-        without: ops that are taken to wait for nothing but what they read.
-
-    Cost: linear in the ops and edges behind the fetches.
+        without: ops that are assumed to have no control inputs.
     """
-    needed_ops = dict.fromkeys(fetches)
-    waiting = list(needed_ops)
-    while waiting:
-        op = waiting.pop()
+
+    def needed(op: Operation) -> list[Operation]:
         behind = [t.op for t in op.inputs if t not in feeds]
-        awaited = () if op in without else op.control_inputs
-        for needed in (*behind, *awaited):
-            if needed not in needed_ops:
-                needed_ops[needed] = None
-                waiting.append(needed)
-    return adjacency.graph_order(needed_ops)
+        return behind if op in without else [*behind, *op.control_inputs]
+
+    return adjacency.graph_order(closure(fetches, needed))
 
 
 def step_graph_def(
     graph: Graph, ops: Sequence[Operation], feeds: Iterable[Tensor]
 ) -> Any:
-    """Return a `GraphDef` of ops that stands alone and computes what they do.
+    """Return a self-contained `GraphDef` of ops.
 
     A placeholder stands in the place of a tensor that is fed, and a variable in the
     place of a handle that a function captures. Colocation is left out.
-
-    Args:
-        graph: the graph of the ops.
-        ops: from `step_ops`.
-        feeds: the tensors that are given.
-
-    Cost: linear in the ops.
     """
     graph_def = creation.graph_def_of(graph, ops)
     graph_def.library.CopyFrom(graph.as_graph_def().library)

@@ -25,7 +25,7 @@ def signature_of(op: str, library: Mapping[str, Any]) -> Any | None:
     return get_op_def(op) if function is None else function.signature
 
 
-def tensor_name(node: str, index: int) -> str:
+def output_name(node: str, index: int) -> str:
     """Return how a `GraphDef` names output `index` of `node`."""
     return f"{node}:{index}" if index else node
 
@@ -57,7 +57,7 @@ class FlatNames:
         self._outputs: dict[str, dict[str, tuple[int, int]]] = {}
 
     def of(self, name: str, reader: str) -> str:
-        """Return the `GraphDef` name of what `reader` calls `name`."""
+        """Return the `GraphDef` name of the tensor that `reader` calls `name`."""
         if name.startswith("^"):
             self._check(name[1:] in self._nodes or name[1:] in self._args, name, reader)
             return name
@@ -74,7 +74,7 @@ class FlatNames:
         start, count = outputs.get(output[0], (0, 0))
         index = output[1] if len(output) > 1 else "0"
         self._check(is_index(index) and int(index) < count, name, reader)
-        return tensor_name(node, start + int(index))
+        return output_name(node, start + int(index))
 
     def _check(self, holds: bool, name: str, reader: str) -> None:
         if not holds:
@@ -136,7 +136,7 @@ class Arg:
         dtype: the number of its `tf.DType`.
         attributes: its `AttrValue` protos by name: `_output_shapes`, `_handle_shapes`,
             `_user_specified_name` and others.
-        handle_data: dtype and shape of what a resource refers to, as protos.
+        handle_data: dtype and shape of the variable behind a resource, as protos.
     """
 
     name: str
@@ -150,10 +150,8 @@ class Result:
     """A result of a function.
 
     Attributes:
-        name: its name.
         tensor: where it comes from: `node`, `node:k` or the name of an argument.
         dtype: the number of its `tf.DType`.
-        handle_data: as that of an argument.
     """
 
     name: str
@@ -180,10 +178,6 @@ class FlatBody:
     """A function as plain nodes, for one choice of its attributes.
 
     Attributes:
-        name: the name of the function.
-        args: its arguments, in order.
-        nodes: its nodes, in order.
-        results: its results, in order.
         control_results: (name, node) of each op that a call waits for.
     """
 
@@ -221,13 +215,6 @@ def flat_body(
     Returns:
         A `FlatBody`. Its definitions are those of `function_def`, not copies, where no
         attribute had to be filled in.
-
-    Raises:
-        TransformError: a node, an op, an output or an attribute that the body names
-            does not exist, two nodes share a name, or an argument or a result is a list
-            of tensors.
-
-    Cost: linear in the nodes and their inputs.
     """
     signature = function_def.signature
     bound = _bound_attributes(signature, attributes or {})
@@ -302,8 +289,8 @@ def _filled_in(definition: Any, bound: Mapping[str, Any], where: str) -> Any:
     filled = NodeDef()
     filled.CopyFrom(definition)
     waiting = [filled.attr]
-    while waiting:
-        for value in waiting.pop().values():
+    for attributes in waiting:
+        for value in attributes.values():
             kind = value.WhichOneof("value")
             if kind == "placeholder":
                 if value.placeholder not in bound:

@@ -28,15 +28,13 @@ def body_for_call(
     Args:
         graph: the graph that holds the function and the call.
         name: the name of the function.
-        arguments: what the call passes; None for the shapes of the trace. What comes
-            after the function's own arguments is left out: a SymbolicGradient passes
+        arguments: the arguments of the call; None for the shapes of the trace. Those
+            after the function's own arguments are left out: a SymbolicGradient passes
             gradients there.
 
     Returns:
         A FuncGraph that holds the functions which the body calls, or None where the
         graph does not hold the function.
-
-    Cost: linear in the ops of the body, and of the functions behind it.
     """
     original_definition = function_defs.definition_in(graph, name)
     if original_definition is None:
@@ -72,7 +70,6 @@ class Callee:
     Attributes:
         attribute: the attribute that names it; empty for an op whose type it is.
         index: its place among the functions of the attribute.
-        name: its name.
     """
 
     attribute: str
@@ -85,7 +82,6 @@ class Caller:
     """An op that calls functions.
 
     Attributes:
-        op: the op.
         callees: the functions that it calls, in the order of its attributes.
     """
 
@@ -162,8 +158,6 @@ def reason_to_stay(op: Operation) -> str:
 
     "" if nothing of the call or the function speaks against it. Whether the function
     calls itself is not looked at.
-
-    Cost: linear in the nodes of the function.
     """
     name = called_function(op)
     definition = function_defs.definition_in(op.graph, name)
@@ -174,10 +168,7 @@ def reason_to_stay(op: Operation) -> str:
 
 
 def callers_in(graph: Graph) -> list[Caller]:
-    """Return the ops of a graph that call functions which the graph holds.
-
-    Cost: linear in the ops, and cheap for those of a type that cannot call.
-    """
+    """Return the ops of a graph that call functions which the graph holds."""
     attributes: dict[str, list[str]] = {}
     callers = []
     for op in graph.get_operations():
@@ -216,12 +207,7 @@ def _named(op: Operation, attribute: str) -> list[str]:
 
 
 def call_others(caller: Caller, names: Mapping[str, str]) -> None:
-    """Make an op call other functions of the same arguments and results.
-
-    Args:
-        caller: an op whose type is no function.
-        names: the new name of each function.
-    """
+    """Make an op call other functions of the same arguments and results."""
     op = caller.op
     node = op.node_def
     for attribute in {callee.attribute: None for callee in caller.callees}:
@@ -245,11 +231,7 @@ def parallel_iterations(op: Operation) -> int:
 
 
 def limit_parallel_iterations(op: Operation, count: int) -> bool:
-    """Let TensorFlow run no more than so many iterations of a loop at once.
-
-    Returns:
-        Whether it would have run more.
-    """
+    """Let TensorFlow run no more than so many iterations of a loop at once."""
     if parallel_iterations(op) <= count:
         return False
     op._set_attr(_AT_ONCE, AttrValue(i=count))
@@ -258,9 +240,9 @@ def limit_parallel_iterations(op: Operation, count: int) -> bool:
 
 
 def recalling(caller: Caller) -> UndoStep:
-    """Note which functions an op calls, and what else changes with them.
+    """Note which functions an op calls, and the attributes that change with them.
 
-    That is what `call_others` and `limit_parallel_iterations` change.
+    `call_others` and `limit_parallel_iterations` change these.
     """
     op = caller.op
     node = op.node_def
@@ -296,7 +278,7 @@ def _forget_traces(caller: Caller) -> None:
 
 
 def _traces(caller: Caller) -> list[str]:
-    """Return the attributes in which Python keeps what an op was traced with."""
+    """Return the attributes in which Python keeps the trace of an op."""
     branches = (f"_branch_graph_{i}" for i in range(len(caller.callees)))
     return ["_gradient_function", *_TRACED, *branches]
 

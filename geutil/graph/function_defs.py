@@ -13,7 +13,7 @@ import gc
 import hashlib
 import itertools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -24,6 +24,7 @@ from geutil.graph.flat_body import Arg
 from geutil.graph.gradient_functions import ATTRIBUTE
 from geutil.graph.protos import FunctionDef, FunctionDefLibrary
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import closure, topological_order
 
 _MARK = re.compile(r"(__geutil\d+)+$")
 _numbers = itertools.count(1)
@@ -38,7 +39,7 @@ _SLACK = 1000
 
 
 def readable_name(name: str) -> str:
-    """Return the name of a function without what was added to make it unique."""
+    """Return the name of a function without the suffix that makes it unique."""
     return _MARK.sub("", name)
 
 
@@ -62,15 +63,6 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
     Functions that nothing calls are left out, and calls forget the gradient that
     tracing named (see `geutil.graph.gradient_functions`). Definitions that are known
     under their name keep it.
-
-    Args:
-        graph_def: a `GraphDef`, which is changed.
-
-    Returns:
-        The new name of each function that was renamed.
-
-    Cost: linear in the nodes, those of the functions included. Now and then, also see
-    `_forget_unused`.
     """
     if len(_known) > len(_used) + _SLACK:
         _forget_unused()
@@ -89,7 +81,7 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
     roots = [*registered, *called_names(graph_def.node)]
     names: dict[str, str] = {}
     unique_definitions: list[Any] = []
-    for name in callees_first((r for r in roots if r in definitions), callees):
+    for name in topological_order((r for r in roots if r in definitions), callees):
         definition = _unique(definitions[name], names)
         names[name] = definition.signature.name
         unique_definitions.append(definition)
@@ -101,10 +93,7 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
 
 
 def _forget_unused() -> None:
-    """Forget the functions that no graph holds any more, and TensorFlow neither.
-
-    Cost: linear in all that Python's garbage collector knows.
-    """
+    """Forget the functions that no graph holds any more, and TensorFlow neither."""
     _used.clear()
     for obj in gc.get_objects():
         # type() and not isinstance(): the latter asks proxies for their __class__.
@@ -166,35 +155,6 @@ def called_names(nodes: Iterable[Any]) -> Iterator[str]:
         yield from call_graph.names_of_functions(node)
 
 
-def callees_first(
-    roots: Iterable[str], callees: Callable[[str], Iterable[str]]
-) -> list[str]:
-    """Return the functions that are called, however indirectly, callees before callers.
-
-    Functions that call themselves are in the order in which they are found.
-
-    Args:
-        roots: the functions to start from.
-        callees: gives the functions that one calls; it is asked once for each.
-
-    Cost: linear in the functions and calls.
-    """
-    order: list[str] = []
-    seen: set[str] = set()
-    stack: list[tuple[str, Iterator[str]]] = [("", iter(list(roots)))]
-    while stack:
-        name, following = stack[-1]
-        callee = next((c for c in following if c not in seen), None)
-        if callee is not None:
-            seen.add(callee)
-            stack.append((callee, iter(list(callees(callee)))))
-            continue
-        stack.pop()
-        if stack:
-            order.append(name)
-    return order
-
-
 OF_THE_OLD_BODY = frozenset(
     (
         "_input_shapes",
@@ -227,7 +187,7 @@ def definition_in(graph: Graph, name: str) -> Any | None:
 
 
 def make_argument(graph: Graph, arg: Arg, shape: Any) -> Tensor:
-    """Make the placeholder of an argument, with what is known of a resource."""
+    """Make the placeholder of an argument, with the handle data of a resource."""
     graph_def = tf.compat.v1.GraphDef()
     # An older producer would make TensorFlow forget that a shape is scalar.
     graph_def.versions.CopyFrom(graph.graph_def_versions)
@@ -259,20 +219,7 @@ def define(
     control_outputs: Sequence[Operation],
     like: Any,
 ) -> Any:
-    """Return the `FunctionDef` of a part of a graph, which is not changed.
-
-    Args:
-        graph: the graph.
-        name: the name of the function.
-        ops: its ops, without the placeholders of its arguments.
-        inputs: its arguments.
-        outputs: its results by name.
-        control_outputs: ops that it runs besides.
-        like: the `FunctionDef` that it is made from, for its attributes.
-
-    Raises:
-        ValueError: TensorFlow refuses the function.
-    """
+    """Return the `FunctionDef` of a part of a graph, which is not changed."""
     with graph._c_graph.get() as c_graph:
         function = _tf.TF_GraphToFunction_wrapper(
             c_graph,
@@ -305,7 +252,7 @@ def define(
 
 
 def _describe_handle(arg: Any, t: Tensor) -> None:
-    """Write into a signature what a resource refers to."""
+    """Write the handle data of a resource into a signature."""
     if t.dtype != tf.resource or arg.handle_data:
         return
     for shape_and_type in _tf.get_handle_data(t).shape_and_type:
@@ -314,14 +261,16 @@ def _describe_handle(arg: Any, t: Tensor) -> None:
 
 def functions_behind(graph: Graph, definition: Any) -> list[Any]:
     """Return the functions of a graph that a definition calls, however indirectly."""
-    waiting = [definition]
     definition_by_name: dict[str, Any] = {}
-    while waiting:
-        for name in called_names(waiting.pop().node_def):
-            called = None if name in definition_by_name else definition_in(graph, name)
-            if called is not None:
-                definition_by_name[name] = called
-                waiting.append(called)
+
+    def called(name: str) -> Iterable[str]:
+        found = definition_in(graph, name)
+        if found is None:
+            return ()
+        definition_by_name[name] = found
+        return called_names(found.node_def)
+
+    closure(called_names(definition.node_def), called)
     return list(definition_by_name.values())
 
 

@@ -1,31 +1,32 @@
-"""Loops that are functions: how often they run, and what each time hands to the next.
+"""Loops that are functions: how often they run, and the values that iterations pass on.
 
-Nothing runs: it is told by constants, shapes and the edges in conditions and bodies.
+Nothing runs: constants, shapes and the edges in conditions and bodies tell it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.graph import op_types
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import tree
 
 _COMPARISONS = {"Less": 0, "LessEqual": 1}
 """How often more a counter is counted up once it has reached the bound."""
 
 
 def source_of(tensor: Tensor) -> Tensor:
-    """Return the tensor that a tensor is, behind ops that hand it on."""
+    """Return the tensor that a tensor is, behind ops that forward it."""
     while tensor.op.type in op_types.FORWARDING and tensor.op.inputs:
         tensor = tensor.op.inputs[0]
     return tensor
 
 
 class LoopBody:
-    """The body of a loop; `results` is what it returns, behind ops that hand it on."""
+    """The body of a loop; `results` are its results, seen through Identity ops."""
 
     def __init__(self, graph: Graph) -> None:
         self._arguments: Sequence[Tensor] = graph.inputs
@@ -55,18 +56,20 @@ class LoopBody:
         return tf.get_static_value(second)
 
     def added(self, place: int) -> Iterator[Tensor]:
-        """Yield what is put into a list each time."""
-        waiting = [self.results[place]]
-        while waiting:
-            op = source_of(waiting.pop()).op
+        """Yield the tensors that each iteration puts into a list."""
+
+        def lists(op: Operation) -> Iterable[Tensor]:
+            if op.type in op_types.LIST_ELEMENTS:
+                return op.inputs[:1]
+            is_sum = op.type == "AddN" and op.outputs[0].dtype == tf.variant
+            return op.inputs if is_sum else ()
+
+        for op in _tree(self.results[place], lists):
             if op.type in op_types.LIST_ELEMENTS:
                 yield op.inputs[op_types.LIST_ELEMENTS[op.type]]
-                waiting.append(op.inputs[0])
-            elif op.type == "AddN" and op.outputs[0].dtype == tf.variant:
-                waiting += op.inputs
 
     def origin(self, tensor: Tensor) -> Tensor:
-        """Return what made a value, be it the time before."""
+        """Return the source of a value, in this iteration or an earlier one."""
         met: set[int] = set()
         tensor = source_of(tensor)
         while id(tensor) in self._place and id(tensor) not in met:
@@ -80,6 +83,18 @@ class LoopBody:
             return None
         place = self.place(source_of(tensor.op.inputs[0]))
         return place if self.stays(place) else None
+
+
+_AND = "LogicalAnd"
+
+
+def _tree(
+    end: Tensor, inputs_of: Callable[[Operation], Iterable[Tensor]]
+) -> Iterator[Operation]:
+    """Yield the op that made a tensor, and those behind it, as far as is asked for."""
+    return tree(
+        [source_of(end).op], lambda op: [source_of(t).op for t in inputs_of(op)]
+    )
 
 
 class Loops:
@@ -109,12 +124,10 @@ class Loops:
         condition, graph = self._loops[op]
         body = LoopBody(graph)
         places = {id(t): i for i, t in enumerate(condition.inputs)}
-        waiting = [condition.outputs[0]]
-        while waiting:
-            test = source_of(waiting.pop()).op
-            if test.type == "LogicalAnd":
-                waiting += test.inputs
-            else:
+        for test in _tree(
+            condition.outputs[0], lambda op: op.inputs if op.type == _AND else ()
+        ):
+            if test.type != _AND:
                 yield self._count(op, test, places, body)
 
     def _count(
@@ -135,7 +148,7 @@ class Loops:
         return max(0, -((int(start) - int(limit) - more) // int(step)))
 
     def _argument(self, op: Operation, place: int) -> Any:
-        """Return what a loop begins with at a place, None if it is not known."""
+        """Return the initial value of a loop variable, or None if it is not known."""
         tensor = source_of(op.inputs[place])
         if tensor.op not in self._loops:
             return _static(tensor)

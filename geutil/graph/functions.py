@@ -2,14 +2,14 @@
 
 Carried along with the ops that call them, or built from parts.
 
-The bodies of loops and conditionals are renamed on the way. Their gradient rewrites
-the forward op and registers the new bodies under the old ones' names with a suffix, in
-a table that the whole process shares: two copies that share bodies could not both be
+The bodies of loops and conditionals are renamed on the way. Their gradient rewrites the
+forward op and registers the new bodies under the old ones' names with a suffix, in a
+table that the whole process shares: two copies that share bodies could not both be
 differentiated (TensorFlow 2.21: "Attempting to add a duplicate function").
 
-A FuncGraph reads what lies outside (variables, tables) through *captures*: a tensor
-inside stands for an eager tensor outside. A function is built from a FuncGraph once; so
-the graph that is edited and the graph that a function is built from are two.
+A FuncGraph reads objects outside (variables, tables) through *captures*: a tensor
+inside corresponds to an eager tensor outside. A function is built from a FuncGraph
+once; so the graph that is edited and the graph that a function is built from are two.
 """
 
 from __future__ import annotations
@@ -51,12 +51,6 @@ def merge_libraries(into: Any, added: Any) -> None:
     A function of `added` that has the name of a different one in `into` is renamed,
     throughout `added`, which is changed in place. So are the bodies of loops and
     conditionals, if they are the same; see above.
-
-    Args:
-        into: the `GraphDef` that gets the functions.
-        added: the one that they come from.
-
-    Cost: linear in the functions and the nodes of `added`.
     """
     existing_functions = {f.signature.name: f for f in into.library.function}
     bodies = [function.node_def for function in added.library.function]
@@ -108,27 +102,13 @@ def publish_functions(graph: Graph, names: Iterable[str] | None = None) -> None:
 
     Imported functions are known to their graph alone until somebody reads their
     definition.
-
-    Args:
-        graph: the graph.
-        names: the names of the functions; all of them if None.
     """
     for name in list(graph._functions) if names is None else names:
         _ = graph._get_function(name).definition
 
 
 def with_own_control_flow(graph: Graph, definition: Any) -> tuple[Any, Any]:
-    """Return a function whose loops and conditionals have bodies of their own.
-
-    Args:
-        graph: a graph that holds what the function calls.
-        definition: its `FunctionDef`, which is not changed.
-
-    Returns:
-        The new definition, under the same name, and a library of what it calls.
-
-    Cost: one serialization of the graph, and linear in the functions called.
-    """
+    """Return a function whose loops and conditionals have bodies of their own."""
     called: dict[str, None] = {}
     renamed: dict[str, None] = {}
     for node in definition.node_def:
@@ -146,10 +126,7 @@ def with_own_control_flow(graph: Graph, definition: Any) -> tuple[Any, Any]:
 
 
 def calls_of(ops: Sequence[Operation]) -> tuple[list[str], list[str]]:
-    """Return the functions that `ops` call: all, and those that will be renamed.
-
-    Cost: linear in the ops, and cheap for those of a type that cannot call.
-    """
+    """Return the functions that `ops` call: all, and those that will be renamed."""
     examples = {op.type: op for op in ops}
     # An op may bear the name of a function itself.
     called = dict.fromkeys(examples)
@@ -185,9 +162,6 @@ def library_for_copies(
     Returns:
         A `FunctionDefLibrary` with all that is called, however indirectly, and the new
         name of each function that is renamed.
-
-    Cost: none when the graph holds none of `called`; else one serialization of the
-    graph.
     """
     root_names = dict.fromkeys(name for name in called if graph._is_function(name))
     library = FunctionDefLibrary()
@@ -270,7 +244,7 @@ def make_capture_placeholder(
 
 
 def stand_in_for(graph: Graph, external: Any, name: str) -> Tensor:
-    """Return the tensor of a FuncGraph that stands for one outside, made if need be."""
+    """Return the tensor of a FuncGraph for one outside, made if need be."""
     for outside, inside in bindings(graph):
         if outside is external:
             return inside
@@ -280,17 +254,17 @@ def stand_in_for(graph: Graph, external: Any, name: str) -> Tensor:
 
 
 def bind(graph: Graph, inside: Tensor, external: Any) -> None:
-    """Make a tensor of a FuncGraph stand for one outside."""
+    """Make a tensor of a FuncGraph correspond to one outside."""
     if inside.op.type == "Placeholder" and isinstance(external, tf.Tensor):
         _tf.copy_handle_data(external, inside)
     graph.replace_capture(external, inside)
 
 
 def write_stand_in(node: Any, external: Any) -> None:
-    """Make a node definition one of an op that can stand for a tensor outside.
+    """Turn a node definition into an op that can represent a tensor outside.
 
     A variable's handle is a VarHandleOp: unlike a placeholder it tells the importer the
-    shape and dtype of what is read. Anything else is a placeholder.
+    shape and dtype of the variable. Anything else is a placeholder.
     """
     data = getattr(external, "_handle_data", None)
     node.ClearField("attr")
@@ -356,13 +330,7 @@ def body_of(graph: Graph, definition: Any) -> Graph:
 
 
 def add_function_of(graph: Graph, body: Graph, definition: Any) -> str:
-    """Give a graph the function of a FuncGraph; return its name.
-
-    Args:
-        graph: the graph.
-        body: the FuncGraph, which must not be edited thereafter.
-        definition: the function whose attributes it has.
-    """
+    """Give a graph the function of a FuncGraph; return its name."""
     allowed = _tf.MONOMORPHIC_FUNCTION_ALLOWLIST - {"_input_shapes"}
     attributes = {k: v for k, v in definition.attr.items() if k in allowed}
     function = ConcreteFunction.from_func_graph(body, None, attributes)
@@ -384,15 +352,7 @@ def build_function(
     control_outputs: Sequence[Operation],
     variables: Sequence[tf.Variable],
 ) -> Any:
-    """Build a ConcreteFunction from a FuncGraph, which must not be edited thereafter.
-
-    Args:
-        graph: the FuncGraph.
-        inputs: its arguments; each becomes a keyword.
-        outputs: its results; the function returns a dictionary of them.
-        control_outputs: ops that run besides.
-        variables: the variables that it reads, for `tf.GradientTape`.
-    """
+    """Build a ConcreteFunction from a FuncGraph, which must not be edited any more."""
     # TensorFlow flattens dictionaries by sorted key in some places and in order of
     # insertion in others; sorted, both are the same.
     inputs = dict(sorted(inputs.items()))
@@ -410,7 +370,7 @@ def build_function(
     resource_variables.carry_loop_handles(graph)
     publish_functions(graph)
     function = ConcreteFunction.from_func_graph(graph, function_type, attrs={})
-    # What saving a signature asks for.
+    # Saving a signature needs these.
     function._arg_keywords = list(inputs)
     function._num_positional_args = 1 if len(inputs) == 1 else 0
     return function

@@ -4,7 +4,7 @@ The registry, those of calls, and those of `tf.custom_gradient` after an edit.
 
 Such a gradient is a Python closure over the tensors that the op read when it was made.
 Once an input of the op is another tensor, the gradient shall be that of the other one:
-the closure is called as it is, and what it builds is rewired to what the op reads now.
+the closure is called as it is, and its result is rewired to the op's present inputs.
 
 `tf.custom_gradient` in a graph registers a Python closure under a name made up on the
 spot and writes that name into the `_gradient_op_type` attribute of an IdentityN.
@@ -12,7 +12,7 @@ spot and writes that name into the `_gradient_op_type` attribute of an IdentityN
 `tf.function` keeps the gradient of a call in Python, and writes into the node a name
 that means nothing anywhere else. Without either, TensorFlow falls back on gradients
 written in C++, which many ops lack, loops among them. Here one gradient serves the
-calls of geutil's graphs: it looks up what the op calls, and lets TensorFlow
+calls of geutil's graphs: it looks up the op's function, and lets TensorFlow
 differentiate that. It is registered for the op types, so it is found in bodies of
 bodies too, and nothing of it is written into a model. A call in a graph that is not
 geutil's falls back as before.
@@ -48,7 +48,7 @@ _numbers = itertools.count()
 
 
 def is_closure(gradient_type: str) -> bool:
-    """Tell whether a gradient name stands for a closure over tensors of one graph."""
+    """Tell whether a gradient's name is that of a closure over tensors of one graph."""
     return gradient_type.startswith(_CLOSURES) and gradient_type in registered_names()
 
 
@@ -95,11 +95,7 @@ def set_gradient(op: Any, name: str) -> None:
 
 
 def gradient_function(op: Any) -> Callable[..., Any] | None:
-    """Return the gradient function of an op; None if its gradient is nothing.
-
-    Raises:
-        LookupError: none is registered.
-    """
+    """Return the gradient function of an op; None if its gradient is nothing."""
     if is_symbolic_call(op):
         return _symbolic_gradient
     function: Callable[..., Any] | None = _tf.get_gradient_function(op)
@@ -149,8 +145,8 @@ _SHAPES = "_input_shapes"
 def _call_gradient(op: Operation, *grads: Any) -> Any:
     """Let TensorFlow differentiate the function that `op` calls.
 
-    TensorFlow gives the op more outputs, which its gradient reads; a second gradient
-    of the op has to know them, so the op remembers what differentiates it.
+    TensorFlow gives the op more outputs, which its gradient reads; a second gradient of
+    the op has to know them, so the op remembers its gradient function.
     """
     if not any(state.is_own_graph(graph) for graph in _around(op.graph)):
         output_gradients = [
@@ -168,11 +164,15 @@ for _type in sorted(op_types.CALLS):
         tf.RegisterGradient(_type)(_call_gradient)
 
 
+class _CallFunctions(dict[Any, Any]):
+    """The functions as which calls of a graph were differentiated."""
+
+
 def _function_of(op: Operation) -> Any:
-    """Return a concrete function of what `op` calls; calls that are alike share it."""
+    """Return a concrete function of the callee of `op`; equal calls share it."""
     name = op.get_attr("f").name
     graph = _holder(op.graph, name)
-    call_functions = state.state_of(graph).call_functions
+    call_functions = state.slot(graph, _CallFunctions)
     key = (name, *(_kind(t) for t in op.inputs))
     if key not in call_functions:
         call_functions[key] = _concrete_function(graph, name, op)
@@ -180,7 +180,7 @@ def _function_of(op: Operation) -> Any:
 
 
 def _kind(t: Tensor) -> tuple[str, bytes]:
-    """Return the static shape of an argument, and what a resource refers to."""
+    """Return the static shape of an argument, and the variable behind a resource."""
     if t.dtype in (tf.resource, tf.variant):
         data = _tf.get_handle_data(t)
         return "", data.SerializeToString(deterministic=True)
@@ -206,10 +206,11 @@ def _holder(graph: Graph, name: str) -> Graph:
 
 
 def _concrete_function(graph: Graph, name: str, op: Operation) -> Any:
-    """Return a function that does what `op` calls and that TensorFlow differentiates.
+    """Return a copy of the callee of `op` that TensorFlow can differentiate.
 
-    Its loops and conditionals have bodies of their own: TensorFlow names what it makes
-    of a body after the body, and two such things must not have the same name.
+    Its loops and conditionals have bodies of their own: TensorFlow names the functions
+    that it derives from a body after the body, and two such things must not have the
+    same name.
     """
     original_definition = graph._get_function(name).cached_definition
     definition, library = functions.with_own_control_flow(graph, original_definition)
@@ -234,11 +235,10 @@ CLOSURE_TYPE = "IdentityN"
 
 @dataclass(frozen=True, eq=False)
 class RewiredOp:
-    """An op that need not read any more what its gradient was made for.
+    """An op whose inputs may have changed since its gradient was made.
 
     Attributes:
-        op: the op.
-        inputs: what it read when its gradient was made.
+        inputs: its inputs when its gradient was made.
         gradient: the name of that gradient, a closure.
     """
 
@@ -247,7 +247,7 @@ class RewiredOp:
     gradient: str
 
     def stand_ins(self) -> IdentityMap[Tensor | None]:
-        """Return what is read now in place of each input that is another one.
+        """Return the present tensor in place of each input that changed.
 
         None for a tensor that was read twice, in whose place two are read.
         """
@@ -258,15 +258,19 @@ class RewiredOp:
         return IdentityMap((t, t_) for t, t_ in current_of.items() if t_ is not t)
 
 
+class RewiredOps(dict[str, RewiredOp]):
+    """Ops with gradients that follow their inputs, by the names of these."""
+
+
 def follow_inputs(op: Operation) -> Callable[[], None] | None:
     """Give an op whose inputs are about to change a gradient that follows them.
 
     Returns:
-        What takes this back; None if the gradient of the op is no closure, or follows
-        its inputs already.
+        An undo callback; None if the gradient of the op is no closure, or follows its
+        inputs already.
     """
     gradient = gradient_of(op)
-    rewired_ops = state.state_of(op.graph).rewired_ops
+    rewired_ops = state.slot(op.graph, RewiredOps)
     if gradient is None or gradient in rewired_ops:
         return None
     if not is_closure(gradient):
@@ -282,7 +286,7 @@ def follow_inputs(op: Operation) -> Callable[[], None] | None:
                 f"the graph is gone whose tensors the gradient '{name}' reads; copy "
                 "graphs with geutil.copy instead of importing their GraphDefs"
             )
-        return _gradient_now(state.state_of(graph).rewired_ops[name], grads)
+        return _gradient_now(state.slot(graph, RewiredOps)[name], grads)
 
     name = register(following)
     # On the graph, which the registry would keep alive as long as the process.
@@ -297,7 +301,7 @@ def follow_inputs(op: Operation) -> Callable[[], None] | None:
 
 
 def _gradient_now(rewired: RewiredOp, grads: Iterable[Tensor | None]) -> list[Any]:
-    """Build the gradient of an op for what it reads now, in the default graph."""
+    """Build the gradient of an op for its present inputs, in the default graph."""
     graph = tf.compat.v1.get_default_graph()
     before = len(graph.get_operations())
     results = lookup(rewired.gradient)(rewired.op, *grads)

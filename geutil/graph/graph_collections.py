@@ -21,11 +21,9 @@ from geutil.graph.types import Graph, MutableIdentityMap
 
 @dataclass(frozen=True)
 class VariableFacts:
-    """What a collection tells of one variable.
+    """The facts of one variable in a collection.
 
     Attributes:
-        key: its name in a checkpoint.
-        trainable: whether it is trained.
         offset: where it begins in the variable that it is a part of, if it is a part.
         initializer: the name of the op that initializes it.
     """
@@ -37,11 +35,7 @@ class VariableFacts:
 
 
 def variable_facts(collections: Mapping[str, Any]) -> dict[str, VariableFacts]:
-    """Return what the collections of a MetaGraph tell, by the name of a variable's op.
-
-    Args:
-        collections: `CollectionDef` protos by name.
-    """
+    """Return the facts in a MetaGraph's collections, by the name of a variable's op."""
     trainable = {
         d.variable_name for d in _definitions(collections, "trainable_variables")
     }
@@ -96,8 +90,6 @@ def carry_variables(
         graph_: the destination, another graph.
         rename: the name of the copy of an op or tensor, or None where it has none.
         collection_name: the name in the destination for a collection of the source.
-
-    Cost: linear in the collections.
     """
     carried: MutableIdentityMap[tf.Variable | None] = MutableIdentityMap()
     for key in graph.get_all_collection_keys():

@@ -4,8 +4,8 @@ Grappler's layout optimizer turns the channels-last ops of a GPU into channels-f
 ones, with a transposition wherever the two meet, if a graph trains in float32; so says
 `GetSrcAndDstDataFormats` in TensorFlow's generic_layout_optimizer.cc. A step whose
 checkpoints were chosen holds these transposed copies besides: a ResNet50 of 64 images
-that was planned to hold 1,683 MB takes 2,951 and 1.17 times as long
-(docs/measured.md, "On a GPU"). The pass leaves out what Grappler is not to remove.
+that was planned to hold 1,683 MB takes 2,951 and 1.17 times as long (docs/measured.md,
+"On a GPU"). The pass leaves out nodes that Grappler may not remove.
 """
 
 from __future__ import annotations
@@ -68,8 +68,6 @@ def hold_when_complete(graph: Graph) -> None:
 
     Args:
         graph: the graph. It is read each time before it is run or made a function of.
-
-    Cost: linear in the ops.
     """
     state.on_completion(graph, hold)
 

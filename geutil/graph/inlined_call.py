@@ -1,4 +1,4 @@
-"""One call replaced by the nodes of a body, and by what its readers get instead.
+"""One call replaced by the nodes of a body; its readers are rewired.
 
 References are those of a `GraphDef` (`node`, `node:k`, `^node`), and `^node:k` for the
 node that yields a tensor in the end.
@@ -13,10 +13,11 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import TransformError
-from geutil.graph.control_dependencies import Surroundings, Ties
-from geutil.graph.flat_body import BodyNode, is_index, tensor_name
-from geutil.graph.inlining_plan import CallerPlan, Namespace, producer_of
+from geutil.graph.control_dependencies import CallSurroundings, Ties
+from geutil.graph.flat_body import BodyNode, is_index, output_name
+from geutil.graph.inlining_plan import CallerPlan, Namespace
 from geutil.graph.protos import NodeDef
+from geutil.graph.walks import node_name, topological_order
 
 
 @dataclass
@@ -24,9 +25,7 @@ class Group:
     """Ops that are waited for together.
 
     Attributes:
-        members: references to them.
-        name: of the NoOp that stands for them if there is not just one.
-        device: where to put it.
+        name: of the NoOp that corresponds to them if there is not just one.
         reserved: whether the name is kept free for it.
         forced: whether there is a NoOp in any case.
     """
@@ -47,9 +46,8 @@ class Wiring:
     """Follows references through the calls that were replaced.
 
     Attributes:
-        tensors: the tensor that stands for each output of a call.
-        groups: what stands for a call in a control input.
-        barriers: the NoOps made so far.
+        tensors: the tensor that replaces each output of a call.
+        groups: the replacements of a call in control inputs.
     """
 
     def __init__(self, space: Namespace) -> None:
@@ -70,10 +68,7 @@ class Wiring:
         return [*data, *self._controls(controls)] if controls else data
 
     def tensor(self, reference: str) -> str:
-        """Return the tensor that `reference` stands for in the end.
-
-        Cost: constant, on average over the calls passed through.
-        """
+        """Return the tensor that `reference` corresponds to in the end."""
         tensor_by_reference = self.tensors
         if reference not in tensor_by_reference:
             return reference
@@ -92,26 +87,21 @@ class Wiring:
         return end
 
     def settle(self, reference: str) -> str:
-        """Return the name of the op to wait for, and make it if need be.
-
-        Cost: linear in the members of the groups that were not settled before.
-        """
+        """Return the name of the op to wait for, and make it if need be."""
         settled = self._settled
-        stack, opened = [reference], set()
-        while stack:
-            top = stack[-1]
-            group = self.groups.get(top)
-            if top in settled:
-                stack.pop()
-            elif group is None:
-                settled[top] = self._op(top)
-                stack.pop()
-            elif top not in opened:
-                opened.add(top)
-                stack.extend(m for m in group.members if m not in settled)
-            else:
-                settled[top] = self._settle_group(group)
-                stack.pop()
+        if reference in settled:
+            return settled[reference]
+
+        def members(name: str) -> Iterable[str]:
+            group = None if name in settled else self.groups.get(name)
+            return () if group is None else group.members
+
+        for name in topological_order([reference], members):
+            if name not in settled:
+                group = self.groups.get(name)
+                settled[name] = (
+                    self._op(name) if group is None else self._settle_group(group)
+                )
         return settled[reference]
 
     def _settle_group(self, group: Group) -> str:
@@ -140,7 +130,7 @@ class Wiring:
         name, colon, index = reference[1:].partition(":")
         if not colon:
             return name
-        tensor = tensor_name(name, int(index)) if is_index(index) else reference[1:]
+        tensor = output_name(name, int(index)) if is_index(index) else reference[1:]
         return self.tensor(tensor).partition(":")[0]
 
 
@@ -152,14 +142,9 @@ class BodySite:
     """A place where a body stands: that of a call, or the main graph itself.
 
     Attributes:
-        plan: the body.
         around: where the call stands among the effects of its caller.
-        ties: what has to be tied to its results.
-        name: the name of the call in the result, reserved for what stands for it.
-        op: the op of the call.
-        inputs: the tensors that it reads.
-        controls: references to what it waits for.
-        device: its device.
+        ties: nodes and arguments that have to be tied to its results.
+        name: the name of the call in the result, reserved for its replacement.
         branched: whether it may be in a version 1 loop or branch.
         names: the name in the result of each node of the body.
         frames: the names in the result of the frames of its loops.
@@ -167,7 +152,7 @@ class BodySite:
     """
 
     plan: CallerPlan
-    around: Surroundings
+    around: CallSurroundings
     ties: Ties
     name: str = ""
     op: str = ""
@@ -180,7 +165,7 @@ class BodySite:
     items: list[NewNode | BodySite] = field(default_factory=list, repr=False)
 
     def reference(self, reference: str) -> str:
-        """Return what a reference inside the body refers to in the result."""
+        """Return the name in the result of a reference inside the body."""
         if reference.startswith("^"):
             name = reference[1:]
             if name in self.plan.args:
@@ -197,11 +182,8 @@ class NewNode:
     """A node of the result.
 
     Attributes:
-        definition: what it is a copy of, but for its name, inputs and device.
-        name: its name.
-        inputs: references to what it reads and waits for.
-        device: its device.
-        site: where it comes from.
+        definition: the node that it copies, but for its name, inputs and device.
+        inputs: references to its inputs, control inputs included.
         original: its name in the body; empty if it is in none.
     """
 
@@ -214,13 +196,7 @@ class NewNode:
 
 
 class Expansion:
-    """Adds to a site the nodes that its body needs to behave like the call did.
-
-    Args:
-        site: the place of a call, its names chosen.
-        space: all names.
-        wiring: learns what stands for the call.
-    """
+    """Adds to a site the nodes that its body needs to behave like the call did."""
 
     def __init__(self, site: BodySite, space: Namespace, wiring: Wiring) -> None:
         self._site = site
@@ -230,10 +206,10 @@ class Expansion:
     def told_to_wait(self) -> dict[str, list[str]]:
         """Return the control inputs that nodes of the body need in addition.
 
-        With control inputs at the call, nothing in the body may start before them. What
-        reads a variable may not start before arguments that come behind an effect, nor
-        an effect before those that come behind a read. In a version 1 loop or branch, a
-        node without inputs is outside: an argument brings it in.
+        With control inputs at the call, nothing in the body may start before them. A
+        read of a variable may not start before arguments that come behind an effect,
+        nor an effect before those that come behind a read. In a version 1 loop or
+        branch, a node without inputs is outside: an argument brings it in.
         """
         site = self._site
         if site.controls:
@@ -278,7 +254,7 @@ class Expansion:
     def _after_controls(self) -> dict[str, list[str]]:
         """Return the nodes that have to wait for the controls of a call, with these."""
         site, args = self._site, self._site.plan.args
-        results = (producer_of(r.tensor) for r in site.plan.body.results)
+        results = (node_name(r.tensor) for r in site.plan.body.results)
         # An argument that is returned has no node in the body that could wait.
         gates = {args[name] for name in results if name in args}
         if site.branched:
@@ -330,11 +306,7 @@ class Expansion:
         return None
 
     def connect(self, forced: bool) -> None:
-        """Say what stands for the outputs of the call and for the call itself.
-
-        Args:
-            forced: whether a NoOp has to bear the name of the call.
-        """
+        """Note the replacements of the call's outputs and of the call itself."""
         site, ties = self._site, self._site.ties
         effects = f"^{site.name}\0"
         members = [self._tied(name, "\0") for name in ties.effects]
@@ -354,7 +326,7 @@ class Expansion:
                 name = self._space.unique(f"{site.name}/{result.name}")
                 self._add("Identity", name, [tensor, effects], result.dtype)
                 tensor = name
-            self._wiring.tensors[tensor_name(site.name, index)] = tensor
+            self._wiring.tensors[output_name(site.name, index)] = tensor
 
     def _tied(self, name: str, suffix: str) -> str:
         """Return a reference to a node or argument that ties name."""

@@ -17,30 +17,26 @@ import tensorflow as tf
 
 from geutil.errors import TransformError
 from geutil.graph import inlining_plan
-from geutil.graph.call_graph import Library, dependency_order
-from geutil.graph.control_dependencies import Surroundings, Ties, find_ties
-from geutil.graph.flat_body import BodyNode, FlatBody, tensor_name
+from geutil.graph.call_graph import Library
+from geutil.graph.control_dependencies import CallSurroundings, Ties, find_ties
+from geutil.graph.flat_body import BodyNode, FlatBody, output_name
 from geutil.graph.gradient_functions import ATTRIBUTE as GRADIENT
 from geutil.graph.inlined_call import BodySite, Expansion, NewNode, Wiring
 from geutil.graph.inlining_plan import CallerPlan, Claim, Namespace, Plans
 from geutil.graph.protos import GraphDef
+from geutil.graph.walks import (
+    node_name,
+    short_name,
+    tensor_name,
+    topological_order,
+    tree,
+)
 
 _COLOCATED = b"loc:@"
 
 
-def canonical(reference: str) -> str:
-    """Return how a reference is written here: without the `:0` of a first output."""
-    return reference.removesuffix(":0")
-
-
 def write_node(target: Any, node: NewNode, wiring: Wiring) -> None:
-    """Write a node of the result, its inputs followed to the end.
-
-    Args:
-        target: an empty `NodeDef`.
-        node: the node.
-        wiring: what stands for outputs of calls.
-    """
+    """Write a node of the result, its inputs followed to the end."""
     target.CopyFrom(node.definition)
     target.name = node.name
     target.ClearField("input")
@@ -71,43 +67,33 @@ def _rename_colocated(target: Any, node: NewNode, wiring: Wiring) -> None:
 
 
 def _colocated(name: str, node: NewNode, wiring: Wiring) -> str:
-    """Return the name in the result of what a node stands by; nothing for a call."""
+    """Return the new name of a node's colocated op; nothing for a call."""
     site = node.site
     if name in site.plan.calls:
         return ""
     if name in site.plan.args:
-        return inlining_plan.producer_of(
-            wiring.tensor(site.inputs[site.plan.args[name]])
-        )
+        return node_name(wiring.tensor(site.inputs[site.plan.args[name]]))
     # The graph may name what it likes; a body can only mean what it holds.
     return site.names.get(name, "") if site.name else name
 
 
 class Inliner:
-    """Makes the nodes of a graph whose calls are replaced.
-
-    Args:
-        plans: what to replace.
-        protected: the nodes and tensors that will be asked for by name.
-    """
+    """Makes the nodes of a graph whose calls are replaced."""
 
     def __init__(self, plans: Plans, protected: Collection[str]) -> None:
         main = plans.main
         self._plans = plans
         self._space = Namespace(main.names)
         self._frames = Namespace(main.frames)
-        self._ties: dict[tuple[int, Surroundings], Ties] = {}
+        self._ties: dict[tuple[int, CallSurroundings], Ties] = {}
         self._devices: dict[tuple[str, str], str] = {}
-        around = Surroundings()
+        around = CallSurroundings()
         self._main = BodySite(main, around, self._find_ties(main, around))
         self._forced = _needed_by_name(main, protected)
         self.wiring = Wiring(self._space)
 
     def run(self) -> list[NewNode]:
-        """Return the nodes in topological order, their inputs followed to the end.
-
-        Cost: linear in the nodes and their inputs.
-        """
+        """Return the nodes in topological order, their inputs followed to the end."""
         level = [self._main]
         while level:
             level = [call for site in level for call in self._expand(site)]
@@ -124,11 +110,11 @@ class Inliner:
         return _in_order(nodes)
 
     def translated(self) -> dict[str, str]:
-        """Return the tensor that stands for each output of a call of the graph."""
+        """Return the tensor that corresponds to each output of a call of the graph."""
         result = {}
         for name, call in self._main.plan.calls.items():
             for index in range(len(self._plans.of(call).body.results)):
-                tensor = self.wiring.tensor(tensor_name(name, index))
+                tensor = self.wiring.tensor(output_name(name, index))
                 result[f"{name}:{index}"] = tensor if ":" in tensor else f"{tensor}:0"
         return result
 
@@ -161,11 +147,9 @@ class Inliner:
     ) -> BodySite:
         """Return the site of a call, placed among the effects of the calling body."""
         plan = self._plans.of(site.plan.calls[node.name])
-        read = [
-            inlining_plan.producer_of(r) for r in node.inputs if not r.startswith("^")
-        ]
+        read = [node_name(r) for r in node.inputs if not r.startswith("^")]
         args = list(zip(read, plan.args, strict=True))
-        around = Surroundings(
+        around = CallSurroundings(
             late=tuple(arg for name, arg in args if name in site.ties.late),
             seen=tuple(arg for name, arg in args if name in site.ties.seen),
             early=node.name in site.ties.early,
@@ -182,7 +166,7 @@ class Inliner:
             site.branched or node.name in site.plan.branched,
         )
 
-    def _find_ties(self, plan: CallerPlan, around: Surroundings) -> Ties:
+    def _find_ties(self, plan: CallerPlan, around: CallSurroundings) -> Ties:
         key = id(plan), around
         if key not in self._ties:
             self._ties[key] = find_ties(plan, around)
@@ -205,7 +189,7 @@ class Inliner:
             site.frames = {f: self._frames.unique(f) for f in site.plan.frames}
 
     def _device(self, outer: str, inner: str) -> str:
-        """Return the device of a node in a body: what it leaves open, the call says."""
+        """Return the device of a node in a body: the call's device fills its gaps."""
         if not outer or not inner:
             return inner or outer
         key = outer, inner
@@ -217,7 +201,7 @@ class Inliner:
 def _needed_by_name(main: CallerPlan, protected: Collection[str]) -> frozenset[str]:
     """Return the calls that will be run by name, as far as anybody can tell."""
     read = {name for needs in main.needs.values() for name in needs}
-    read.update(inlining_plan.producer_of(name) for name in protected if ":" in name)
+    read.update(node_name(name) for name in protected if ":" in name)
     return frozenset(n for n in main.calls if n not in read or n in protected)
 
 
@@ -230,35 +214,26 @@ def _merged(outer: str, inner: str) -> str:
 
 
 def _flattened(main: BodySite) -> Iterator[NewNode]:
-    stack = [iter(main.items)]
-    while stack:
-        for item in stack[-1]:
-            if isinstance(item, BodySite):
-                stack.append(iter(item.items))
-                break
-            yield item
-        else:
-            stack.pop()
+    items = tree(main.items, lambda i: i.items if isinstance(i, BodySite) else ())
+    return (item for item in items if not isinstance(item, BodySite))
 
 
 def _in_order(nodes: Sequence[NewNode]) -> list[NewNode]:
     by_name = {node.name: node for node in nodes}
 
-    def needs(node: NewNode) -> Iterator[str]:
-        for name in map(inlining_plan.producer_of, node.inputs):
+    def needs(node: NewNode) -> Iterator[NewNode]:
+        for name in map(node_name, node.inputs):
             producer = by_name.get(name)
             if producer is not None and not inlining_plan.is_loop_edge(
                 producer.definition.op, node.definition.op
             ):
-                yield name
+                yield producer
 
-    return [
-        by_name[n] for n in dependency_order({n: needs(by_name[n]) for n in by_name})
-    ]
+    return topological_order(nodes, needs)
 
 
 _MAX_BYTES = 2**31 - 1
-"""What one protobuf can hold."""
+"""The most bytes of one protobuf."""
 
 
 @dataclass(frozen=True)
@@ -267,7 +242,6 @@ class Kept:
 
     Attributes:
         node: the name of its node in the result.
-        function: the name of the function.
         reason: why it is still a call.
     """
 
@@ -282,7 +256,6 @@ class NodeOrigin:
 
     Attributes:
         function: the function whose body it was in.
-        node: its name there.
         arguments: the tensors of the result that the function's arguments became.
         tensor: gives the tensor of the result for one of the body, `node:k`.
     """
@@ -326,11 +299,12 @@ def inline_calls(
     they are. A call stays when XLA compiles it, when it is marked not to be inlined,
     when it has a gradient of its own, or when its function calls itself.
 
-    Consumers read what the body returns. What waited for the call waits for the body's
-    ops; the body's ops wait for what the call waited for. A call runs as a whole, after
-    all that it reads and before all that reads it: where that shows, control edges make
-    up for it, and a result is read through an Identity that waits. It shows where an
-    effect would not happen, or a read and a write of a variable would change places.
+    Consumers read the body's results. Ops that waited for the call wait for the body's
+    ops; the body's ops wait for the call's control inputs. A call runs as a whole,
+    after all that it reads and before all that reads it: where that shows, control
+    edges make up for it, and a result is read through an Identity that waits. It shows
+    where an effect would not happen, or a read and a write of a variable would change
+    places.
 
     Names: those of the graph stay. A call gives its name as a scope, unless that is
     automatic, such as `PartitionedCall_1`; below it the body keeps its names if they
@@ -347,17 +321,8 @@ def inline_calls(
 
     Returns:
         The new graph, the calls that stayed with the reasons, and the names of the
-        tensors that stand for outputs of calls. The library holds only what is still
-        called.
-
-    Raises:
-        TransformError: the result would have more than `limit` nodes or more bytes than
-            a protobuf can hold; a function is missing or damaged; a call does not fit
-            its function; a protected name does not exist; names are not unique; calls
-            depend on themselves.
-
-    Cost: linear in the nodes of the result and their inputs. The limit is checked
-    before anything is made.
+        tensors that replace outputs of calls. The library holds only functions that are
+        still called.
 
     Example:
         >>> import tensorflow as tf
@@ -401,9 +366,9 @@ def _origins(nodes: list[NewNode], inliner: Inliner) -> dict[str, NodeOrigin]:
         site = node.site
 
         def tensor(name: str) -> str:
-            return _with_index(inliner.wiring.tensor(site.reference(canonical(name))))
+            return tensor_name(inliner.wiring.tensor(site.reference(short_name(name))))
 
-        inputs = (_with_index(inliner.wiring.tensor(name)) for name in site.inputs)
+        inputs = (tensor_name(inliner.wiring.tensor(name)) for name in site.inputs)
         return NodeOrigin(site.plan.body.name, node.original, tuple(inputs), tensor)
 
     return {
@@ -415,13 +380,9 @@ def _origins(nodes: list[NewNode], inliner: Inliner) -> dict[str, NodeOrigin]:
     }
 
 
-def _with_index(name: str) -> str:
-    return name if ":" in name else f"{name}:0"
-
-
 def _main_body(graph_def: Any) -> FlatBody:
     nodes = tuple(
-        BodyNode(node, tuple(map(canonical, node.input))) for node in graph_def.node
+        BodyNode(node, tuple(map(short_name, node.input))) for node in graph_def.node
     )
     names = {node.name for node in nodes}
     if len(names) < len(nodes):
@@ -445,7 +406,7 @@ def _check_size(plans: Plans, limit: int) -> None:
 def _protected(main: FlatBody, protected_names: Collection[str]) -> frozenset[str]:
     node_names = {node.name for node in main.nodes}
     for name in protected_names:
-        if inlining_plan.producer_of(name) not in node_names:
+        if node_name(name) not in node_names:
             raise TransformError(
                 f"protected name '{name}' is not in the graph; take it out of "
                 "protected_names, or give the name that the graph has"

@@ -8,7 +8,7 @@ the result becomes.
 A body keeps its own names where they are free, below the scope that the call was given.
 Where they are not, the whole body moves into a scope that is named after its function.
 Automatic names, such as `NoOp` or `Identity_2`, are worth no scope: they get another
-number, unless they are most of what the body has.
+number, unless they are most of the body's names.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from typing import Any
 
 from geutil.errors import TransformError
 from geutil.graph import call_graph, op_types
-from geutil.graph.call_graph import Call, Effects, Instance, Library
+from geutil.graph.call_graph import Effects, FunctionCall, Instance, Library
 from geutil.graph.flat_body import BodyNode, FlatBody, flat_body
 from geutil.graph.types import scope_basename, scope_dirname
+from geutil.graph.walks import node_name
 
 _NUMBER = re.compile(r"_\d+$")
 _VERSION = re.compile(r"v\d+$")
@@ -113,8 +114,6 @@ class Namespace:
         """Return the name in the graph of each node of each body.
 
         Bodies that stand in each other's way are treated alike: all of them move.
-
-        Cost: linear in the names, but for scopes that are taken by chance.
         """
         name_counts = Counter(c.scope + name for c in claims for name in c.names)
         return [self._claim(c, name_counts) for c in claims]
@@ -162,20 +161,14 @@ class Namespace:
 _ENTRANCES = op_types.ENTERS | op_types.SWITCHES
 
 
-def producer_of(reference: str) -> str:
-    """Return the node that `node`, `node:k`, `^node` or `^node:k` names."""
-    return reference.removeprefix("^").partition(":")[0]
-
-
 @dataclass
 class CallerPlan:
     """One graph that calls: the main one, or a function for a choice of attributes.
 
     Attributes:
-        body: its nodes.
         effects: tells which nodes have an effect.
-        state: tells which nodes have one or read what effects change.
-        calls: what the nodes call that will be replaced.
+        state: tells which nodes have one or read state that effects change.
+        calls: the calls that will be replaced, by node.
         kept: the function and the reason of each other call.
         size: number of nodes, those of the calls' bodies included.
         automatic: number of those whose name says nothing.
@@ -185,7 +178,7 @@ class CallerPlan:
     body: FlatBody
     effects: Effects = field(repr=False)
     state: Effects = field(repr=False)
-    calls: dict[str, Call] = field(default_factory=dict)
+    calls: dict[str, FunctionCall] = field(default_factory=dict)
     kept: dict[str, tuple[str, str]] = field(default_factory=dict)
     size: int = 0
     automatic: int = 0
@@ -222,16 +215,16 @@ class CallerPlan:
         return {
             node.name: [
                 producer
-                for producer in dict.fromkeys(map(producer_of, node.inputs))
+                for producer in dict.fromkeys(map(node_name, node.inputs))
                 if not is_back_edge(node.definition, producer)
             ]
             for node in self.body.nodes
         }
 
     def reliable_needs(self, name: str) -> list[str]:
-        """Return the needs that hold for all that stands for a node in the end.
+        """Return the needs that hold for every replacement of a node.
 
-        What a call reads, its body need not read.
+        The body of a call need not read all inputs of the call.
         """
         return self._control_needs.get(name) or (
             [] if name in self.calls else self.needs[name]
@@ -240,7 +233,7 @@ class CallerPlan:
     @cached_property
     def _control_needs(self) -> dict[str, list[str]]:
         return {
-            node.name: [producer_of(r) for r in node.inputs if r.startswith("^")]
+            node.name: [node_name(r) for r in node.inputs if r.startswith("^")]
             for node in self.body.nodes
             if node.name in self.calls
         }
@@ -248,14 +241,14 @@ class CallerPlan:
     @cached_property
     def order(self) -> list[str]:
         """The names of the nodes in topological order."""
-        return call_graph.dependency_order(self.needs)
+        return call_graph.needs_first(self.needs)
 
     @cached_property
     def waiting(self) -> list[BodyNode]:
-        """The nodes that have to be told to wait: all others wait for one of them.
+        """The nodes that need new control inputs: all others wait for one of them.
 
-        Those that read nothing of the body, and calls that will be replaced: what their
-        bodies start with need not read what the call reads.
+        Those that read nothing of the body, and calls that will be replaced: the first
+        ops of their bodies need not read the call's inputs.
         """
         return [node for node in self.body.nodes if self._has_to_be_told(node)]
 
@@ -263,13 +256,13 @@ class CallerPlan:
         inputs: Iterable[str] = node.inputs
         if node.name in self.calls:
             inputs = (name for name in inputs if name.startswith("^"))
-        return all(producer_of(name) in self.args for name in inputs)
+        return all(node_name(name) in self.args for name in inputs)
 
     @cached_property
     def branched(self) -> frozenset[str]:
         """The nodes that may be in a version 1 loop or in a branch: behind an entrance.
 
-        What follows the loop or the branches is among them, for simplicity.
+        Nodes behind the loop or the branches are among them, for simplicity.
         """
         branched_names: set[str] = set()
         entrances = {n.name for n in self.body.nodes if n.definition.op in _ENTRANCES}
@@ -286,7 +279,7 @@ class CallerPlan:
 
     @cached_property
     def stateful(self) -> list[str]:
-        """The nodes with an effect and those that read what effects change."""
+        """The nodes with an effect and those that read state that effects change."""
         return [n.name for n in self.body.nodes if self.state.of(n.definition)]
 
     @cached_property
@@ -309,18 +302,7 @@ _MAX_VERSIONS = 1000
 
 
 class Plans:
-    """The plans of a graph and of every function that is inlined into it.
-
-    Args:
-        main: the nodes of the graph.
-        library: its functions.
-        keep: the functions whose calls stay.
-
-    Raises:
-        TransformError: a function is missing or damaged, or a call does not fit it.
-
-    Cost: linear in the functions that are reached.
-    """
+    """The plans of a graph and of every function that is inlined into it."""
 
     def __init__(self, main: FlatBody, library: Library, keep: frozenset[str]) -> None:
         self._library = library
@@ -330,23 +312,18 @@ class Plans:
         self._versions: dict[str, int] = {}
         self.main = CallerPlan(main, self._effects, self._state)
         self._plans: dict[Instance, CallerPlan] = {}
-        for call in self._read(self.main):
-            self._add(call)
+        calls = list(self._read(self.main))
+        for call in calls:
+            if call.instance not in self._plans:
+                calls.extend(self._read(self._new_plan(call)))
         self._keep_more()
         self._measure()
 
-    def of(self, call: Call) -> CallerPlan:
+    def of(self, call: FunctionCall) -> CallerPlan:
         """Return the plan of the function that is called."""
         return self._plans[call.instance]
 
-    def _add(self, first: Call) -> None:
-        waiting = [first]
-        while waiting:
-            call = waiting.pop()
-            if call.instance not in self._plans:
-                waiting.extend(self._read(self._new_plan(call)))
-
-    def _new_plan(self, call: Call) -> CallerPlan:
+    def _new_plan(self, call: FunctionCall) -> CallerPlan:
         count = self._versions[call.function] = self._versions.get(call.function, 0) + 1
         if count > _MAX_VERSIONS:
             raise TransformError(
@@ -358,7 +335,7 @@ class Plans:
         plan = self._plans[call.instance] = CallerPlan(body, self._effects, self._state)
         return plan
 
-    def _read(self, plan: CallerPlan) -> Iterator[Call]:
+    def _read(self, plan: CallerPlan) -> Iterator[FunctionCall]:
         """Find the calls of a plan; yield those that will be replaced."""
         for node in plan.body.nodes:
             call = self._library.call(node.definition)
@@ -375,7 +352,7 @@ class Plans:
             plan.calls[node.name] = call
             yield call
 
-    def _check(self, node: BodyNode, call: Call) -> None:
+    def _check(self, node: BodyNode, call: FunctionCall) -> None:
         signature = self._library.functions[call.function].signature
         argument_count = sum(1 for name in node.inputs if not name.startswith("^"))
         _check_count(node, call, "arguments", argument_count, len(signature.input_arg))
@@ -411,7 +388,7 @@ class Plans:
             instance: [call.instance for call in plan.calls.values()]
             for instance, plan in self._plans.items()
         }
-        for instance in call_graph.dependency_order(needs):
+        for instance in call_graph.needs_first(needs):
             definition = self._library.functions[instance[0]]
             self._measure_one(self._plans[instance], definition.ByteSize())
         self._measure_one(self.main, 0)
@@ -424,7 +401,7 @@ class Plans:
 
 
 def _check_count(
-    node: BodyNode, call: Call, what: str, actual: int, declared: int
+    node: BodyNode, call: FunctionCall, what: str, actual: int, declared: int
 ) -> None:
     if actual != declared:
         raise TransformError(

@@ -28,6 +28,7 @@ from geutil.graph import (
     v1_control_flow,
 )
 from geutil.graph.types import Graph, Operation, is_graph, type_name
+from geutil.graph.walks import closure, topological_order
 
 _SHOWN = 10
 
@@ -39,7 +40,7 @@ class Violation:
     Attributes:
         invariant: its name in the table of this module.
         op: the name of the op that breaks it.
-        reason: the fault, in a sentence.
+        reason: the violation, in a sentence.
 
     Example:
         >>> import geutil as ge
@@ -151,49 +152,19 @@ def _strong_components(ops: list[Operation]) -> list[dict[Operation, None]]:
     from the one that finished last.
     """
     members = dict.fromkeys(ops)
-    finished = _finish_order(ops, members)
+    finished = topological_order(
+        ops, lambda op: [s for s in adjacency.successors(op) if s in members]
+    )
     components = []
     for op in reversed(finished):
-        if op not in members:
-            continue
-        del members[op]
-        component = {op: None}
-        queue = [op]
-        for reached in queue:
-            for predecessor in adjacency.predecessors(reached):
-                if predecessor in members:
-                    del members[predecessor]
-                    component[predecessor] = None
-                    queue.append(predecessor)
-        components.append(component)
+        if op in members:
+            component = closure(
+                [op], lambda o: [p for p in adjacency.predecessors(o) if p in members]
+            )
+            for member in component:
+                del members[member]
+            components.append(component)
     return sorted(components, key=lambda c: min(op._id for op in c))
-
-
-def _finish_order(
-    ops: list[Operation], members: Collection[Operation]
-) -> list[Operation]:
-    """Return ops in the order in which a depth-first walk to successors leaves them."""
-    finished: list[Operation] = []
-    seen: set[Operation] = set()
-    for op in ops:
-        if op in seen:
-            continue
-        seen.add(op)
-        # Iterators on a stack, since recursion would go as deep as the graph.
-        stack = [(op, iter(list(adjacency.successors(op))))]
-        while stack:
-            top, rest = stack[-1]
-            for successor in rest:
-                if successor in members and successor not in seen:
-                    seen.add(successor)
-                    stack.append(
-                        (successor, iter(list(adjacency.successors(successor))))
-                    )
-                    break
-            else:
-                finished.append(top)
-                stack.pop()
-    return finished
 
 
 def _some_cycle(component: Collection[Operation]) -> list[Operation]:

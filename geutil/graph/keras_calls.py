@@ -8,7 +8,7 @@ how Keras opened the scopes.
 
 Keras 3 opens two scopes for each call, the first of them to build the layer, which adds
 no ops to a graph when the layer is built already. tf_keras opens one, and its
-SavedModels say what the layers are called.
+SavedModels hold the names of the layers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph.state import state_of
+from geutil.graph.state import slot
 from geutil.graph.types import Graph, is_tensor, scopes_around
 
 INPUT_LAYER = "InputLayer"
@@ -35,8 +35,6 @@ class LayerCall:
 
     Attributes:
         path: the names of the models and layers around it and its own, between slashes.
-        name: its own name.
-        class_name: its class; "" where nothing tells.
         scope: the name scope of its ops; the name of its op if it has no scope.
         inputs: the tensors that it was called with, by name; None if not known.
         outputs: the tensors that it returned, by name; None if not known.
@@ -63,14 +61,18 @@ class LayerCall:
         )
 
 
+class _Calls(list[LayerCall]):
+    """The calls of layers that a graph was traced from."""
+
+
 def calls_in(graph: Graph) -> tuple[LayerCall, ...]:
     """Return the calls of layers that are known of a graph."""
-    return state_of(graph).layer_calls
+    return tuple(slot(graph, _Calls))
 
 
 def set_calls(graph: Graph, calls: Iterable[LayerCall]) -> None:
     """Note the calls of layers that a graph was traced from."""
-    state_of(graph).layer_calls = tuple(calls)
+    slot(graph, _Calls)[:] = calls
 
 
 def node_behind(keras_tensor: Any) -> tuple[Any, int, int] | None:
@@ -124,7 +126,7 @@ def recorded(model: Any) -> Iterator[list[LayerCall]]:
 
 
 def _operations(model: Any) -> list[Any]:
-    """Return the layers of a model, however deep, and what it computes besides."""
+    """Return the layers of a model, however deep, and its other operations."""
     flatten = getattr(model, "_flatten_layers", None)
     layers = [model] if flatten is None else list(flatten())
     more = (o for layer in layers for o in getattr(layer, "operations", None) or ())
@@ -249,8 +251,6 @@ def calls_by_scopes(
             which opens two.
         variables: the names of variables. Keras 3 calls them by the paths of layers:
             where none is that of a layer, the graph is not taken for one of Keras.
-
-    Cost: linear in the names and their depth.
     """
     children = _tree(names)
     owners = {name.rpartition("/")[0] for name in variables}
@@ -344,7 +344,7 @@ _MOST_UNSEEN = 16
 
 
 def _bases(scope: str) -> Iterator[str]:
-    """Yield what a scope may be called before numbers were added: the longest first."""
+    """Yield the names that a scope may have had without numbers, longest first."""
     base, mark, number = scope.rpartition("_")
     while mark and base and number.isdigit():
         yield base

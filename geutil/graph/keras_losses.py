@@ -22,7 +22,6 @@ class LosingLayer:
     """A Keras layer that was given losses in a graph.
 
     Attributes:
-        layer: a weak reference to it.
         losses: the losses, which it does not hold any more.
         anew: whether it forgot those that it had before, as the outermost layer does.
     """
@@ -47,11 +46,6 @@ def losses_taken(owner: Any = None) -> Iterator[list[LosingLayer]]:
 
     Args:
         owner: the layer or model to look in; None is all layers that there are.
-
-    Yields:
-        A list that gets the layers and their losses when the block ends.
-
-    Cost: linear in the layers; without an owner that of `keras_layers`, twice.
     """
     graph = tf.compat.v1.get_default_graph()
     with tf.init_scope():

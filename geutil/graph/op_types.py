@@ -89,14 +89,14 @@ SWITCHES = frozenset(("Switch", "RefSwitch"))
 SHAPE_READERS = frozenset(("Rank", "Shape", "ShapeN", "Size"))
 """Ops that read the shape of a tensor and tell it."""
 VALUE_BLIND = SHAPE_READERS | {"OnesLike", "ZerosLike"}
-"""Ops that read the shape of a tensor only, whatever they make of it.
+"""Ops that read only the shape of a tensor.
 
 Where the shape is known, Grappler makes constants of them, and who else reads the
 tensor is left alone with it.
 """
 
 AXES = frozenset(("BroadcastGradientArgs",))
-"""Ops that yield axes of what has the shapes that they read."""
+"""Ops that yield axes of tensors with the shapes that they read."""
 FORWARDING = frozenset(
     (
         "Assign",

@@ -1,10 +1,10 @@
 """Placement: the devices that TensorFlow runs the ops of a step on, by its rules.
 
-A Session merges what an op's device string says with that of the ops that share a
-resource or are colocated with it. What is then still open is the first task's CPU or
-GPU, but for ops that go with others: those that make one tensor of nothing with their
-readers, and those that read a shape only with what they read. Ops that have no kernel
-for a GPU go to the CPU beside it, with all ops that must be where they are.
+A Session merges an op's device string with those of the ops that share a resource or
+are colocated with it. An op without a device then runs on the first task's GPU or CPU,
+but for ops that go with others: those that make one tensor of nothing go with their
+readers, and those that read only a shape with their inputs. Ops that have no kernel for
+a GPU go to the CPU beside it, with all ops that must be where they are.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def checked_default(device: str | None, devices: Iterable[str]) -> str:
 def kind_of(device: str | None) -> str:
     """Return "CPU" or "GPU", of None that of the device of ops that name none.
 
-    Raises ArgumentTypeError for what is no device.
+    Raises ArgumentTypeError for a string that is no device.
 
     Example:
         >>> kind_of("/device:GPU:0"), kind_of("GPU:1"), kind_of("CPU:0")
@@ -92,27 +92,33 @@ def kind_of(device: str | None) -> str:
     return str(_spec(checked_default(device, ())).device_type)
 
 
+class _Planned:
+    """The device that the steps of a graph are planned for, if one was named."""
+
+    device: str | None = None
+
+
 def plan_for(graph: Graph, device: str | None) -> None:
     """Note the device that the steps of a graph are planned for, if one is named."""
     if device is not None:
-        state.state_of(graph).device = device
+        state.slot(graph, _Planned).device = device
 
 
 @contextmanager
 def planning_for(graph: Graph, device: str | None) -> Iterator[None]:
-    """Plan steps of a graph for a device, unless what is done raises."""
+    """Plan steps of a graph for a device, unless the block raises."""
     earlier = planned_for(graph)
     plan_for(graph, device)
     try:
         yield
     except BaseException:
-        state.state_of(graph).device = earlier
+        state.slot(graph, _Planned).device = earlier
         raise
 
 
 def planned_for(graph: Graph) -> str | None:
     """Return the device that a graph was planned for; None if none was named."""
-    return state.state_of(graph).device
+    return state.slot(graph, _Planned).device
 
 
 def share_memory(one: str, other: str) -> bool:
@@ -158,7 +164,7 @@ def _merged(ops: Sequence[Operation], default: str) -> dict[str, str]:
     for group in members.values():
         spec = _spec(group[0].device)
         for other in group[1:]:
-            # What the first op says counts: that is the one that makes a variable.
+            # The first op decides: it is the one that makes a variable.
             spec = _spec(other.device).make_merged_spec(spec)
         device = _with_kernels(full_name(str(spec.to_string()), default), group)
         places |= dict.fromkeys((op.name for op in group), device)

@@ -36,8 +36,6 @@ def owner_of(handle: Any) -> Any:
 
     A function captures the handle of a table and not the table; TensorFlow can save the
     table only. None if no such object is alive.
-
-    Cost: one scan of the objects that refer to the handle.
     """
     for referrer in gc.get_referrers(handle):
         holders = [referrer]
@@ -92,7 +90,7 @@ PARSE_ERRORS: tuple[type[Exception], ...] = (
     RecursionError,
     text_format.ParseError,
 )
-"""What parsing a damaged proto raises, binary or text."""
+"""Errors that parsing a damaged proto raises, binary or text."""
 
 DATA_TYPES: frozenset[int] = frozenset(DataType.values())
 """The numbers of the data types that this TensorFlow knows."""
@@ -102,8 +100,6 @@ def op_def_of(op_type: str) -> Any | None:
     """Return the `OpDef` of an op type, or None if this TensorFlow has no such op.
 
     Ops that `tf.load_op_library` registered are known too.
-
-    Cost: constant; the first look-up of a type parses its definition.
     """
     return _tf.get_op_def(op_type)
 
@@ -123,9 +119,6 @@ def parse_text(text: str, message: Any) -> Any:
 
     Protobuf's own parser takes 120 times the memory of a long string, such as the
     values of a constant. They are cut out before, and put in behind it.
-
-    Raises:
-        Exception: one of `PARSE_ERRORS`.
 
     Cost: linear in the text; twice its memory besides it.
     """
@@ -175,7 +168,7 @@ def _backslashes(text: str, start: int, stop: int) -> int:
 
 
 def _put_in(message: Any, text: str, long_strings: list[tuple[int, int]]) -> bool:
-    """Replace marks in the fields of a proto by the strings that they stand for.
+    """Replace marks in the fields of a proto by the strings that they correspond to.
 
     Returns:
         Whether all were found: a key of a map, for one, cannot be replaced.
@@ -205,8 +198,7 @@ def _put_in(message: Any, text: str, long_strings: list[tuple[int, int]]) -> boo
             raise text_format.ParseError(f"{field.name}: no UTF-8: {error}") from error
 
     waiting = [message]
-    while waiting:
-        owner = waiting.pop()
+    for owner in waiting:
         for field, content in owner.ListFields():
             if field.message_type is not None:
                 values = [content] if hasattr(content, "ListFields") else content

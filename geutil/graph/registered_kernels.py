@@ -17,7 +17,7 @@ _ANY_DEVICE = "DEFAULT"
 
 
 @dataclass(frozen=True)
-class Kernel:
+class RegisteredKernel:
     """The kernel of an op on a type of device.
 
     Attributes:
@@ -34,7 +34,7 @@ def has_kernels(device_type: str) -> bool:
     return any(k.device_type == device_type for k in _registered("MatMul"))
 
 
-def kernel_of(op: Operation, device_type: str) -> Kernel | None:
+def kernel_of(op: Operation, device_type: str) -> RegisteredKernel | None:
     """Return the kernel of an op on "CPU" or "GPU", None if it has none there.
 
     An op without any kernel, such as one that is named for a function, has an empty one
@@ -42,7 +42,7 @@ def kernel_of(op: Operation, device_type: str) -> Kernel | None:
     """
     kernels = _registered(op.type)
     if not kernels:
-        return Kernel(frozenset(), frozenset())
+        return RegisteredKernel(frozenset(), frozenset())
     found = None
     for kernel in kernels:
         if kernel.device_type not in (device_type, _ANY_DEVICE):
@@ -54,9 +54,9 @@ def kernel_of(op: Operation, device_type: str) -> Kernel | None:
     if found is None:
         return None
     if not found.host_args:
-        return Kernel(frozenset(), frozenset())
+        return RegisteredKernel(frozenset(), frozenset())
     definition = get_op_def(op.type)
-    return Kernel(
+    return RegisteredKernel(
         _places(op, definition.input_arg, found.host_args),
         _places(op, definition.output_arg, found.host_args),
     )

@@ -18,8 +18,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph import op_types
+from geutil.graph import adjacency, op_types
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import closure
 
 _SCOPE = re.compile(r"(?:^|/)replica_(\d+)/")
 
@@ -88,7 +89,7 @@ _meant: ContextVar[tuple[Graph, list[Tensor]] | None] = ContextVar(
 
 @contextmanager
 def only_behind(graph: Graph, outputs: Sequence[Tensor]) -> Iterator[None]:
-    """Let `own_operations` be what outputs depend on, in a block; none are all ops."""
+    """Restrict `own_operations` to the ancestors of outputs, if any, in a block."""
     token = _meant.set((graph, list(outputs)) if outputs else None)
     try:
         yield
@@ -105,27 +106,16 @@ def outputs_meant(graph: Graph) -> list[Tensor]:
     return meant[1] if meant is not None and meant[0] is graph else []
 
 
-def _behind(outputs: Sequence[Tensor]) -> set[Operation]:
-    found = {t.op for t in outputs}
-    waiting = list(found)
-    while waiting:
-        new = {t.op for t in waiting.pop().inputs} - found
-        found |= new
-        waiting += new
-    return found
-
-
 def own_operations(graph: Graph) -> list[Operation]:
     """Return the ops of a graph, without those of other replicas.
 
-    While a replica is traced into the graph, these are its ops and what they depend on.
-    Where outputs are meant, they are what these depend on. Otherwise they are all.
-
-    Cost: linear in ops and edges.
+    While a replica is traced into the graph, these are its ops and their ancestors.
+    Where outputs are selected, these are the ancestors of the outputs. Otherwise they
+    are all.
     """
     ops: list[Operation] = graph.get_operations()
     if outputs := outputs_meant(graph):
-        behind = _behind(outputs)
+        behind = closure((t.op for t in outputs), adjacency.producers)
         return [op for op in ops if op in behind]
     if current() is None or tf.compat.v1.get_default_graph() is not graph:
         return ops
@@ -139,13 +129,9 @@ def own_operations(graph: Graph) -> list[Operation]:
             if not numbers[op]
             and not (op.type in op_types.PLACEHOLDERS and _is_of_others(op, numbers))
         ]
-    needed = dict.fromkeys(start)
-    waiting = list(needed)
-    for op in waiting:
-        for tensor in op.inputs:
-            if tensor.op not in needed and not numbers[tensor.op]:
-                needed[tensor.op] = None
-                waiting.append(tensor.op)
+    needed = closure(
+        start, lambda op: [p for p in adjacency.producers(op) if not numbers[p]]
+    )
     return [op for op in ops if op in needed]
 
 
@@ -162,20 +148,16 @@ def _is_of_others(placeholder: Operation, numbers: dict[Operation, int]) -> bool
 
 @dataclass(eq=False)
 class _Message:
-    """What one replica says to the others, and what it gets back."""
+    """A message from one replica to the others, and the answer."""
 
     content: Any
     answer: Any = field(default=None)
 
 
 def merge_call(content: Any, answer: Callable[[Any, list[Any]], Any]) -> Any:
-    """Return what is answered to what all replicas of this process say.
+    """Return the answer to the messages of all replicas of this process.
 
     Each has to ask the same number of times.
-
-    Args:
-        content: what this one says.
-        answer: called once, with the strategy and what they say, in their order.
     """
 
     def merged(strategy: Any, messages: Any) -> None:
@@ -190,12 +172,7 @@ def merge_call(content: Any, answer: Callable[[Any, list[Any]], Any]) -> Any:
 
 
 def from_first_replica(content: Any, check: Callable[[list[Any]], Any]) -> Any:
-    """Return what the first replica of this process says.
-
-    Args:
-        content: what this one says.
-        check: called with what all say; raises if they do not fit together.
-    """
+    """Return the message of the first replica of this process."""
 
     def first(_: Any, contents: list[Any]) -> Any:
         check(contents)
@@ -208,10 +185,7 @@ def new_variables(initial_values: Sequence[tuple[str, Any]]) -> list[Any]:
     """Return variables of the strategy whose replica is traced, or that is in scope.
 
     Each replica reads and writes its own copy; the copies stay equal if all write the
-    same. What is asked from outside is the first one's.
-
-    Args:
-        initial_values: the name of each variable, and its first value.
+    same. Attributes read from outside are the first one's.
     """
 
     def make(strategy: Any, contents: list[Any]) -> list[Any]:

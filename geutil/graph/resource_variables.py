@@ -68,6 +68,10 @@ def _are_of_strategy(graph: Graph) -> bool:
     return in_scope or replicas.current() is not None
 
 
+class _KeptVariables(dict[int, Any]):
+    """Variables outside that geutil made a graph read, by `id`."""
+
+
 def handle_in(graph: Graph, variable: Any) -> Any:
     """Return the handle of a variable as ops of a graph can read it.
 
@@ -78,7 +82,7 @@ def handle_in(graph: Graph, variable: Any) -> Any:
         return handle
     graph.watch_variable(variable)
     # The FuncGraph itself holds variables by weak references.
-    state.state_of(graph).variables[id(variable)] = variable
+    state.slot(graph, _KeptVariables)[id(variable)] = variable
     return graph.capture(handle)
 
 
@@ -173,7 +177,7 @@ class _Series:
             return planned
         with creation.neutral(self._graph):
             variable = ResourceVariable.from_proto(planned)
-        state.state_of(self._graph).variables[id(variable)] = variable
+        state.slot(self._graph, _KeptVariables)[id(variable)] = variable
         return variable
 
 
@@ -184,15 +188,12 @@ def _renamed(name: str, old: str, new: str) -> str:
 
 
 def _moved(place: bytes, old: str, new: str) -> bytes:
-    """Return what an op is colocated with, a variable, as another variable."""
+    """Return the colocation entry of an op, with one variable replaced by another."""
     return f"loc:@{new}".encode() if place == f"loc:@{old}".encode() else place
 
 
 def carry_loop_handles(graph: Graph) -> None:
-    """Let each resource that leaves a loop be like the one that enters it there.
-
-    Cost: linear in the ops.
-    """
+    """Let each resource that leaves a loop be like the one that enters it there."""
     for op in graph.get_operations():
         if op.type in op_types.LOOPS:
             for before, after in zip(op.inputs, op.outputs, strict=True):
@@ -207,7 +208,7 @@ def dtype_behind(handle: Any) -> tf.DType | None:
     """
     data = getattr(handle, "_handle_data", None)
     if data is None and types.is_tensor(handle):
-        # What a function captures has the data in the graph alone.
+        # A capture of a function has the data in the graph alone.
         data = get_resource_handle_data(handle)
     behind = list(data.shape_and_type) if data is not None and data.is_set else []
     # Of a table there are two, of keys and of values.

@@ -1,9 +1,9 @@
 """TensorFlow as it runs.
 
-XLA, determinism, Grappler, its own gradients and tapes, whatever somebody has patched.
+XLA, determinism, Grappler, its own gradients and tapes, even where they are patched.
 
 A Session or function optimizes its graph before it runs it: ops are folded, merged and
-removed. What then runs can be read off here without running anything.
+removed. The optimized graph can be read off here without running anything.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ def without_collector() -> Iterator[None]:
 
 
 def a_tape_is_open() -> bool:
-    """Tell whether a tape of this thread may record what happens now."""
+    """Tell whether a tape of this thread may be recording now."""
     return bool(_tf.could_possibly_record())
 
 
@@ -66,17 +66,13 @@ def is_differentiable(tensor: Tensor) -> bool:
 
 
 def without_recording(make: Callable[[], Any]) -> Any:
-    """Return what `make` returns; no tape sees what it does."""
+    """Return the result of `make`, which no tape records."""
     with _tf.stop_recording():
         return make()
 
 
 def has_tangents(values: Iterable[Any]) -> bool:
-    """Tell whether a `tf.autodiff.ForwardAccumulator` follows one of some values.
-
-    Args:
-        values: tensors and variables; others are passed over.
-    """
+    """Tell whether a `tf.autodiff.ForwardAccumulator` follows one of some values."""
     tensors = [getattr(value, "handle", value) for value in values]
     tensors = [t for t in tensors if isinstance(t, tf.Tensor)]
     return bool(tensors) and bool(_tf.pack_tangents(tensors).tangents)
@@ -85,14 +81,7 @@ def has_tangents(values: Iterable[Any]) -> bool:
 def record_on_tapes(
     name: str, outputs: Sequence[Tensor], inputs: Sequence[Any], backward: Backward
 ) -> None:
-    """Tell all open tapes that an op has made `outputs` of `inputs`.
-
-    Args:
-        name: what the op is called in messages.
-        outputs: tensors; what a tape knows of their origin is replaced.
-        inputs: tensors.
-        backward: takes the gradient of each output, returns that of each input.
-    """
+    """Tell all open tapes that an op has made `outputs` of `inputs`."""
     _tf.record_operation(name, list(outputs), list(inputs), backward)
 
 
@@ -102,7 +91,7 @@ def set_gradient(op: Operation, gradient: Backward) -> None:
 
 
 def carry_marks(tensor: Tensor, tensor_: Tensor) -> None:
-    """Put on a stand-in what Python alone knows of a tensor: handle data, a mask."""
+    """Copy handle data and the Keras mask of a tensor to a stand-in."""
     _tf.copy_handle_data(tensor, tensor_)
     mask = getattr(tensor, "_keras_mask", None)
     if mask is not None:
@@ -112,8 +101,8 @@ def carry_marks(tensor: Tensor, tensor_: Tensor) -> None:
 def not_converted(function: F) -> F:
     """Mark a function that autograph calls as it is, but within its own status.
 
-    Unlike `tf.autograph.experimental.do_not_convert`, this leaves it to the function
-    whether what it calls is converted.
+    Unlike `tf.autograph.experimental.do_not_convert`, this lets the function decide
+    whether its callees are converted.
     """
     marked: F = _tf.autograph_artifact(function)
     return marked
@@ -135,7 +124,7 @@ def plain_gradients(
     grad_ys: Sequence[Any],
     options: Mapping[str, Any],
 ) -> list[Any]:
-    """Return what `tf.gradients` returns, even where that name has been replaced.
+    """Return the result of TensorFlow's own `tf.gradients`, even if it was patched.
 
     Args:
         graph: the graph of `ys`, which must be the default graph.
@@ -154,26 +143,21 @@ def plain_gradients(
 
 
 def default_gradients(ys: Sequence[Any], grad_ys: Sequence[Any]) -> list[Any]:
-    """Return the gradients of `ys` to start with: ones where None is given.
-
-    Raises:
-        TypeError: one is of a wrong type, or there is no default one, as for complex
-            numbers.
-    """
+    """Return the gradients of `ys` to start with: ones where None is given."""
     seeds: list[Any] = _tf.default_grad_ys(list(grad_ys), list(ys), True)
     return seeds
 
 
 def collection(graph: Graph, name: str) -> Iterable[Any]:
-    """Return what a collection of `graph` holds."""
+    """Return the elements of a collection of `graph`."""
     elements: list[Any] = graph.get_collection(name)
     return elements
 
 
 def variable_tensor(graph: Graph, variable: Any) -> Any:
-    """Return the tensor of `graph` that stands for a variable, or None.
+    """Return the tensor of `graph` that corresponds to a variable, or None.
 
-    That is its handle, what a FuncGraph captured the handle as, or, for a version 1
+    That is its handle, the FuncGraph's capture of the handle, or, for a version 1
     variable without a handle, the reference to it.
     """
     handle = variable_handle(variable)
@@ -207,16 +191,6 @@ _GPU = "GPU:"
 
 def optimized(graph_def: Any, fetches: Iterable[str]) -> Any:
     """Return a `GraphDef` as a Session with default options would run it.
-
-    Args:
-        graph_def: the ops behind the fetches. Placeholders are fed.
-        fetches: the names of the ops and tensors that are asked for.
-
-    Returns:
-        A new `GraphDef`. The ops that are asked for keep their names.
-
-    Raises:
-        tf.errors.OpError: Grappler does not take the graph.
 
     Nodes that are on a GPU which this process lacks are optimized for one: a virtual
     cluster has it.
@@ -270,7 +244,7 @@ def is_determinism_enabled() -> bool:
     """Tell whether `tf.config.experimental.enable_op_determinism` was called.
 
     TensorFlow does not keep the promise for sums of three or more (`AddN`) whose terms
-    other ops read too: in what order it adds depends on which ops have run.
+    other ops read too: the order of its sums depends on which ops have run.
     """
     return bool(_tf.is_op_determinism_enabled())
 
@@ -281,21 +255,13 @@ def is_compiled_by_xla(graph: Graph) -> bool:
     So it is while a `tf.function` with `jit_compile=True` is traced, and while any
     function, loop body or branch is traced from within one.
 
-    TensorFlow does not trace a function again when a compiled one calls it after all:
-    a function that was traced before, outside, keeps what was built then.
+    TensorFlow does not trace a function again when a compiled one calls it after all: a
+    function that was traced before, outside, keeps the function built then.
 
-    TensorFlow knows this during the trace only. Afterwards, and for what is decided
-    when a graph runs, the answer is False: auto-clustering of a Session
+    TensorFlow knows this during the trace only. Afterwards, and for decisions made when
+    a graph runs, the answer is False: auto-clustering of a Session
     (`global_jit_level`), of a process (`tf.config.optimizer.set_jit`) or by the
     environment (`TF_XLA_FLAGS`).
-
-    Args:
-        graph: a graph.
-
-    Raises:
-        ArgumentTypeError: `graph` is not a graph.
-
-    Cost: linear in the number of graphs around `graph`.
 
     Example:
         >>> import tensorflow as tf
@@ -316,10 +282,8 @@ def is_on_mesh(graph: Graph) -> bool:
     """Tell whether a function reads variables of a mesh of DTensor.
 
     TensorFlow has DTensor compile such a function, with rules for the ops that it
-    knows. A function of a mesh that reads no variable cannot be told from another one
-    while it is traced.
-
-    Cost: linear in the variables that the graph, and graphs around it, read.
+    knows. A function of a mesh that reads no variable cannot be distinguished from
+    another one while it is traced.
     """
     around: Any = graph
     while is_func_graph(around):

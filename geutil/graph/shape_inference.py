@@ -2,8 +2,8 @@
 
 TensorFlow infers shapes op by op as a graph is made, and stops where a handle leads
 elsewhere: at an element that is taken from a list, a variable that is read in the body
-of a function, the result of a loop. What is behind a handle is followed here, into the
-bodies of functions and out of them again, and TensorFlow infers the rest from it.
+of a function, the result of a loop. Handles are followed here, into the bodies of
+functions and out of them again, and TensorFlow infers the rest from their contents.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import tensorflow as tf
 from geutil.graph import creation, function_calls, op_types
 from geutil.graph.function_calls import Caller
 from geutil.graph.resource_variables import shape_behind
-from geutil.graph.state import state_of
+from geutil.graph.state import slot
 from geutil.graph.types import (
     Graph,
     MutableIdentityMap,
@@ -29,10 +29,9 @@ from geutil.graph.types import (
 
 @dataclass(frozen=True)
 class Content:
-    """What a handle leads to: a variable, or each element of a list.
+    """The object behind a handle: a variable, or each element of a list.
 
     Attributes:
-        shape: its shape.
         value: its value, where that is the same each time: the shape of a tensor that
             was kept for a gradient.
         is_empty: whether it is a list without elements.
@@ -44,20 +43,28 @@ class Content:
 
 
 Behind: TypeAlias = Content | None
-"""What a handle leads to, None where that is not known."""
+"""The content behind a handle, None where it is not known."""
 _Facts: TypeAlias = MutableIdentityMap[Content]
+
+
+class _Contents:
+    """The contents behind the handles of a refined graph."""
+
+    def __init__(self) -> None:
+        self.of_handles: _Facts = MutableIdentityMap()
+
 
 _HANDLES = (tf.resource, tf.variant)
 _SAME = frozenset(("Identity", "IdentityN", "StopGradient", "ZerosLike", "AddN"))
-"""Ops whose result leads to what is as large as what their input leads to."""
+"""Ops whose result leads to contents as large as those behind their input."""
 _OTHER_VALUES = frozenset(("AddN", "ZerosLike"))
 """Those of them that compute other values."""
 _TAKEN = {"TensorListGetItem": 0, "TensorListPopBack": 1, "ReadVariableOp": 0}
-"""Ops that tell what is behind their first input, and which of their outputs does."""
+"""Ops that yield the content behind their first input, and the output that does."""
 _MADE = frozenset(("EmptyTensorList", "TensorListReserve"))
 """Ops that make a list of elements of the shape that is their first input."""
 _SHAPE_BEHIND = frozenset(("TensorListElementShape", "VariableShape"))
-"""Ops that tell the shape of what is behind their first input."""
+"""Ops that yield the shape of the content behind their first input."""
 _STOPS = frozenset((*_TAKEN, *_SHAPE_BEHIND, "ResourceGather", "TensorListStack"))
 """Ops, besides those that call functions, at which TensorFlow stops."""
 _CALLERS = op_types.LOOPS | op_types.CALLS | op_types.BRANCHINGS
@@ -73,8 +80,6 @@ def inferred_graph(graph_def: Any) -> Graph:
     Args:
         graph_def: the nodes, which lose their colocation: it may name ops that are not
             among them.
-
-    Cost: as `refine`, and one more copy.
     """
     for node in graph_def.node:
         node.attr.pop("_class", None)
@@ -87,24 +92,21 @@ def inferred_graph(graph_def: Any) -> Graph:
 def refine(graph: Graph, passed: Sequence[Behind] = ()) -> None:
     """Set the static shapes of a graph that follow through its loops.
 
-    What is behind its handles is noted in `state_of(graph).behind`, so that the bodies
-    of its functions can be refined, too. A graph without lists, and whose calls
+    The objects behind its handles are noted in a slot of the graph, so that the
+    bodies of its functions can be refined, too. A graph without lists, and whose calls
     and loops have known shapes, is left as it is; so is one with loops of version 1.
 
     Args:
         graph: a graph of geutil's own.
-        passed: of a FuncGraph what its callers pass is known to lead to, by argument.
-
-    Cost: linear in ops and edges: one more copy of the graph, and of the bodies behind
-        it.
+        passed: of a FuncGraph, the known contents behind the handles that callers pass,
+            by argument.
     """
     _Refiner().refine(graph, passed)
 
 
 def behind(handles: Sequence[Tensor]) -> list[Behind]:
-    """Return what handles of a refined graph lead to."""
-    facts = (state_of(t.graph).behind or {} for t in handles)
-    known = (f.get(t) if f else None for f, t in zip(facts, handles, strict=True))
+    """Return the contents behind the handles of a refined graph."""
+    known = (slot(t.graph, _Contents).of_handles.get(t) for t in handles)
     # A graph that needed no refining has no notes, but its variables are known.
     return [f or _variable(t) for f, t in zip(known, handles, strict=True)]
 
@@ -117,11 +119,10 @@ def _variable(handle: Tensor) -> Behind:
 
 @dataclass(frozen=True)
 class _Results:
-    """What is known of the results of an op that runs functions.
+    """Known facts of the results of an op that runs functions.
 
     Attributes:
-        shapes: of each result the shape.
-        behind: of each result what it leads to.
+        behind: of each result the content behind it.
     """
 
     shapes: Sequence[tf.TensorShape | None] = ()
@@ -132,14 +133,14 @@ _UNKNOWN = _Results()
 
 
 class _Refiner:
-    """Refines a graph and what it calls, each function once for what it is passed."""
+    """Refines a graph and its callees, each function once for each set of arguments."""
 
     def __init__(self) -> None:
         self._results: dict[tuple[str, ...], _Results | None] = {}
         self._depth = 0
 
     def refine(self, graph: Graph, passed: Sequence[Behind]) -> None:
-        """Refine a graph that a call passes handles of what is known."""
+        """Refine a graph that a call passes handles of known content."""
         if not _leads_elsewhere(graph):
             return
         facts: _Facts = MutableIdentityMap()
@@ -149,13 +150,13 @@ class _Refiner:
             if content is not None:
                 facts[argument] = content
         self._infer(graph, facts)
-        state_of(graph).behind = facts
+        slot(graph, _Contents).of_handles = facts
 
     def _infer(self, graph: Graph, facts: _Facts) -> None:
         """Import a copy of a graph part by part, and take over its shapes.
 
-        All is told of one part before the next one is made, whose shapes TensorFlow
-        infers from it.
+        The facts of one part are set before the next one is made, whose shapes
+        TensorFlow infers from it.
         """
         scratch = creation.new_graph()
         callers = {caller.op: caller for caller in function_calls.callers_in(graph)}
@@ -167,7 +168,7 @@ class _Refiner:
             library = type(library)()
             members = frozenset(part)
             for node in graph_def.node:
-                # What an op waits for does not matter for its shape.
+                # Control inputs do not matter for shapes.
                 data = [name for name in node.input if not name.startswith("^")]
                 del node.input[:]
                 node.input.extend(data)
@@ -190,7 +191,7 @@ class _Refiner:
     def _tell(
         self, op: Operation, copy: Operation, facts: _Facts, caller: Caller | None
     ) -> None:
-        """Set the shapes of an op's results, and note what is behind them."""
+        """Set the shapes of an op's results, and note the contents behind them."""
         inner = [facts.get(t) for t in op.inputs]
         if caller is None:
             shapes, contents = _shapes(copy, inner), _behind(copy, inner)
@@ -207,7 +208,7 @@ class _Refiner:
     def _called(
         self, caller: Caller, copy: Operation, inner: Sequence[Behind]
     ) -> _Results:
-        """Return what is known of the results of an op that calls functions."""
+        """Return the known facts of the results of an op that calls functions."""
         arguments = copy.inputs[caller.first_argument :]
         passed = list(inner[caller.first_argument :])
         if caller.is_loop:
@@ -221,10 +222,10 @@ class _Refiner:
     def _looped(
         self, caller: Caller, arguments: Sequence[Tensor], passed: list[Behind]
     ) -> _Results:
-        """Return what is known of the results of a loop: what stays each time."""
+        """Return the facts of a loop's results that no iteration changes."""
         (name,) = (f.name for f in caller.callees if f.attribute == "body")
         body = _UNKNOWN
-        # What is put into a list that is empty at first is known after one time.
+        # The elements of a list that is empty at first are known after one iteration.
         for _ in range(3):
             found = self._body(caller.op.graph, name, arguments, passed)
             if found is None:
@@ -245,7 +246,7 @@ class _Refiner:
         arguments: Sequence[Tensor],
         passed: Sequence[Behind],
     ) -> _Results | None:
-        """Return what is known of the results of a function, None for none."""
+        """Return the known facts of the results of a function, or None."""
         key = (name, *(str(t.shape) for t in arguments), *map(str, passed))
         if key not in self._results and self._depth < _DEEPEST:
             # Nothing, for a function that calls itself.
@@ -265,7 +266,7 @@ def _may_call(op: Operation) -> bool:
 
 
 def _leads_elsewhere(graph: Graph) -> bool:
-    """Tell whether shapes in a graph may follow from what handles lead to."""
+    """Tell whether shapes in a graph may follow from the contents behind handles."""
     ops = graph.get_operations()
     tensors = [t for op in ops for t in op.outputs]
     if any(op.type in op_types.ENTERS for op in ops):
@@ -278,7 +279,7 @@ def _leads_elsewhere(graph: Graph) -> bool:
 
 
 def _parts(graph: Graph) -> list[list[Operation]]:
-    """Return the ops in parts: each reads what is to be told of parts before only."""
+    """Return the ops in parts, each of which needs facts of earlier parts only."""
     depth: dict[Operation, int] = {}
     parts: list[list[Operation]] = []
     for op in graph.get_operations():
@@ -297,7 +298,7 @@ def _is_open(tensor: Tensor) -> bool:
 
 
 def _shapes(op: Operation, inner: Sequence[Behind]) -> Sequence[tf.TensorShape | None]:
-    """Return the shapes of an op's results that follow from what is behind handles."""
+    """Return the shapes of an op's results that follow from contents behind handles."""
     content = inner[0] if inner else None
     if content is None:
         return ()
@@ -326,7 +327,7 @@ def _values(
 
 
 def _behind(op: Operation, inner: Sequence[Behind]) -> Sequence[Behind]:
-    """Return what the results of an op that are handles lead to."""
+    """Return the contents behind the results of an op that are handles."""
     content = inner[0] if inner else None
     if op.type == "VarHandleOp":
         return [Content(tf.TensorShape(op.get_attr("shape")))]
@@ -354,7 +355,7 @@ def _behind(op: Operation, inner: Sequence[Behind]) -> Sequence[Behind]:
 
 
 def _joined(content: Behind, added: Behind) -> Behind:
-    """Return what a list leads to that has more elements now."""
+    """Return the content of a list that gained elements."""
     if content is None or added is None or content == added:
         return content and added
     if content.is_empty:
@@ -375,7 +376,7 @@ def _shape_in(tensor: Tensor) -> tuple[int, ...] | None:
 
 
 def _common(found: Sequence[_Results]) -> _Results:
-    """Return what is known of the results of the function that is run of several."""
+    """Return the facts in common of the results of functions, one of which runs."""
     if not found:
         return _UNKNOWN
     first = found[0]

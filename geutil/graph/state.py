@@ -4,9 +4,10 @@ The notes hang on the graph itself, so they die with it, and a table from graphs
 notes, which would keep every graph alive through its ops, is not needed.
 
 A training step is complete only when its updates are there, and these are written after
-its gradients. Nothing says so; what comes next is that the graph is run. A FuncGraph
-becomes a function first, in `atomic_function.from_func_graph`; a graph of version 1 is
-run by a Session, in `BaseSession._do_run`. Both are wrapped by `watch_completion`.
+its gradients. Nothing marks that moment; the next event is that the graph is run. A
+FuncGraph becomes a function first, in `atomic_function.from_func_graph`; a graph of
+version 1 is run by a Session, in `BaseSession._do_run`. Both are wrapped by
+`watch_completion`.
 
 Two facts (TensorFlow 2.16 to 2.21), each with a test that reproduces it:
 
@@ -36,7 +37,7 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 from geutil.errors import FinalizedGraphError, StaleGraphError
@@ -44,18 +45,15 @@ from geutil.graph import _tf, types
 from geutil.graph._tf import AtomicFunction, BaseSession, Version1FuncGraph
 from geutil.graph.adjacency import TopologicalOrder
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
+from geutil.graph.walks import closure
 
+T = TypeVar("T")
 _ATTRIBUTE = "_geutil_state"
 
 
 @dataclass(frozen=True)
 class UndoStep:
-    """How to take one change back.
-
-    Attributes:
-        undo: takes it back.
-        ops: the ops whose edges change.
-    """
+    """How to take one change back."""
 
     undo: Callable[[], None]
     ops: tuple[Operation, ...] = ()
@@ -66,59 +64,37 @@ class GraphState:
     """geutil's notes on one graph.
 
     Attributes:
-        sessions: for each Session that has run the graph, the `_id` of the newest op
-            it knew then.
+        sessions: for each Session that has run the graph, the `_id` of the newest op it
+            knew then.
         function: the name of the function that was built from the graph, if any.
         stale_allowed: how many `allow_stale` blocks are open.
         journals: by thread, one list of undo steps for each open transaction. Replicas
             that share the graph are traced in turn, each in a thread.
-        gradient_copies: for each gradient registered for ops copied into this graph,
-            the copies of the tensors that its closure reads.
-        gradient_reads: for each such gradient, and each closure of this graph, the
-            tensors of this graph that it reads, once that was asked for.
-        rewired_ops: for each gradient that follows the inputs of an op, the op and what
-            it read before.
         order: a topological order of the ops, kept up to date over edits.
         edits: how often edges were changed; with the number of ops it tells whether
             anything is new.
-        retired: ops that a rewrite rule left without readers, in order of retirement.
-        call_functions: the functions as which calls were differentiated.
         own: whether geutil made the graph, for a model.
         checkpointed_calls: notes on the calls of checkpointed functions, if any.
-        step_counters: what counts its training steps, by the replica that reads it.
-        completions: what is done before the graph is run (`geutil.graph.state`).
+        completions: callbacks to run before the graph is (`geutil.graph.state`).
         step_order: notes on the training steps whose ops are ordered, if any.
-        open_shapes: what the shapes that it leaves open are taken to be, if known.
-        device: what its steps were planned for, if a device was named.
-        behind: what its handles lead to, if that was followed
-            (`geutil.graph.shape_inference`).
+        open_shapes: the shapes assumed for those that it leaves open, if known.
         report: on the gradients that were built last in it, if any.
-        variables: variables outside that geutil made it read, by `id`, kept alive so.
-        layer_calls: the calls of Keras layers that it was traced from, if known.
+        notes: the notes of clients, by the class that makes them; see `slot`.
     """
 
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
     function: str | None = None
     stale_allowed: int = 0
     journals: dict[int, list[list[UndoStep]]] = field(default_factory=dict)
-    gradient_copies: dict[str, Any] = field(default_factory=dict)
-    gradient_reads: dict[str, Any] = field(default_factory=dict)
-    rewired_ops: dict[str, Any] = field(default_factory=dict)
     order: TopologicalOrder | None = None
     edits: int = 0
-    retired: dict[Operation, None] = field(default_factory=dict)
-    call_functions: dict[Any, Any] = field(default_factory=dict)
     own: bool = False
     checkpointed_calls: Any = None
-    step_counters: dict[int, Any] = field(default_factory=dict)
     completions: list[Callable[[Any], None]] = field(default_factory=list)
     step_order: Any = None
     open_shapes: Any = None
-    device: str | None = None
-    behind: Any = None
     report: Any = None
-    variables: dict[int, Any] = field(default_factory=dict)
-    layer_calls: tuple[Any, ...] = ()
+    notes: dict[Any, Any] = field(default_factory=dict)
 
 
 def state_of(graph: Graph) -> GraphState:
@@ -128,6 +104,17 @@ def state_of(graph: Graph) -> GraphState:
         state = GraphState()
         setattr(graph, _ATTRIBUTE, state)
     return state
+
+
+def slot(graph: Graph, key: Callable[[], T]) -> T:
+    """Return the notes of a client on `graph`, which `key` makes on the first call.
+
+    They hang on the graph and die with it.
+    """
+    notes: dict[Any, T] = state_of(graph).notes
+    if key not in notes:
+        notes[key] = key()
+    return notes[key]
 
 
 def is_own_graph(graph: Graph) -> bool:
@@ -144,7 +131,7 @@ def forget_order(graph: Graph) -> None:
 
 
 def fingerprint(graph: Graph) -> tuple[int, int]:
-    """Return what differs after any op was added or any edge edited by geutil."""
+    """Return a value that changes when an op is added or geutil edits an edge."""
     return graph.version, state_of(graph).edits
 
 
@@ -154,8 +141,6 @@ def renew_order(graph: Graph) -> None:
     New ops come last in the order that edits keep up to date. Each edit that puts one
     in the place of an early op then moves all that lies between. Before many such
     edits it is quicker to begin with an order in which new and old stand side by side.
-
-    Cost: linear in ops and edges.
     """
     state = state_of(graph)
     if state.order is None:
@@ -251,23 +236,18 @@ def _wrap_tracing() -> None:
     _tf.version_1_functions.func_graph_from_py_func = wrapper
 
 
-def _with_subclasses(cls: type) -> set[type]:
-    classes = {cls}
-    waiting = [cls]
-    while waiting:
-        new: set[type] = set(waiting.pop().__subclasses__()) - classes
-        classes |= new
-        waiting.extend(new)
-    return classes
+def with_subclasses(kinds: Iterable[type]) -> dict[type, None]:
+    """Return classes and all their subclasses."""
+    return closure(kinds, type.__subclasses__)
 
 
 def _scan() -> None:
     """Note the open Sessions and the functions that exist already."""
-    sessions = _with_subclasses(BaseSession)
-    functions = _with_subclasses(AtomicFunction)
-    bodies = _with_subclasses(Version1FuncGraph)
+    sessions = with_subclasses([BaseSession])
+    functions = with_subclasses([AtomicFunction])
+    bodies = with_subclasses([Version1FuncGraph])
     being_traced = {id(graph) for graph in _tf.default_graph_stack.stack}
-    kinds = sessions | functions | bodies
+    kinds = {*sessions, *functions, *bodies}
     everything = gc.get_objects()
     # type() and not isinstance(): the latter asks proxies for their __class__, which
     # makes lazily loaded modules load. Of up to a million, Python sees the chosen only.
@@ -332,11 +312,6 @@ def check_editable(graph: Graph, ops: Iterable[Operation]) -> None:
 
     Ops that a Session has not seen yet may be edited: it takes them over when it runs
     next.
-
-    Raises:
-        FinalizedGraphError: the graph is finalized.
-        StaleGraphError: a live Session has run one of `ops`, or the function of the
-            graph is built.
     """
     if graph.finalized:
         raise FinalizedGraphError(
@@ -370,15 +345,13 @@ _COMPLETED = "_geutil_completed"
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """What a complete graph is asked for.
+    """A request to a complete graph.
 
     Attributes:
-        graph: the graph.
         targets: the ops that are to run.
         tensors: the tensors whose values are wanted.
-        feeds: the tensors that are given.
-        is_function: whether the graph becomes a function, which then runs just that;
-            a Session may be asked for something else next time.
+        is_function: whether the graph becomes a function, which then runs just that; a
+            Session may be asked for something else next time.
     """
 
     graph: Graph
@@ -393,11 +366,11 @@ Completion = Callable[[Use], None]
 
 
 def on_completion(graph: Graph, act: Completion) -> None:
-    """Have something done each time before a graph is run or made a function of.
+    """Register a callback for each time before a graph runs or becomes a function.
 
     Args:
         graph: the graph.
-        act: what is done. It may edit the graph, and has to bear being called again.
+        act: the callback. It may edit the graph, and must tolerate being called again.
     """
     completions = state_of(graph).completions
     if act not in completions:
@@ -407,15 +380,7 @@ def on_completion(graph: Graph, act: Completion) -> None:
 def complete(
     graph: Graph, fetches: Iterable[Any], feeds: Iterable[Tensor] = ()
 ) -> None:
-    """Do now what is to be done before a graph is asked for some fetches.
-
-    Args:
-        graph: the graph.
-        fetches: ops and tensors of it.
-        feeds: the tensors that are given.
-
-    Cost: that of what is to be done; none if there is nothing.
-    """
+    """Run now the callbacks that come before a graph computes some fetches."""
     fetches = list(fetches)
     ops = [f for f in fetches if types.is_op(f)]
     tensors = [f for f in fetches if not types.is_op(f)]

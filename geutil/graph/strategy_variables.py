@@ -1,7 +1,7 @@
 """Variables of a strategy of `tf.distribute`: one object, and a copy on each device.
 
 A graph reads one copy, by its handle. A model is made of first copies, which are plain
-variables; what a function of it reads in a replica is that replica's copy.
+variables; in a replica, its functions read that replica's copy.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def first_copy(variable: Any) -> Any:
 
 
 def first_handle(captured: Any) -> Any:
-    """Return the handle of the first copy, if what is captured has copies."""
+    """Return the handle of the first copy, if a captured variable has copies."""
     copy = first_copy(captured)
     return captured if copy is captured else copy.handle
 
@@ -63,8 +63,6 @@ def moved_by(function: Any) -> list[tuple[Operation, Any]]:
     """Return the ops of a concrete function that write float variables, with these.
 
     Those in bodies of loops and conditionals are left out.
-
-    Cost: linear in the ops.
     """
     variable_by_handle = {id(v.handle): v for v in function.variables}
     variable_by_input = {
@@ -85,9 +83,9 @@ _WRITING = op_types.ASSIGNMENTS | op_types.INCREMENTS
 
 
 def captured_here(function: Any) -> list[Any]:
-    """Return what a concrete function reads, with the handles of this replica's copies.
+    """Return the captures of a function, with the handles of this replica's copies.
 
-    Tapes are told that those variables are read.
+    Tapes record that those variables are read.
     """
     variable_by_handle = {id(v.handle): v for v in function.variables}
     found = []

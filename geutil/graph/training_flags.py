@@ -16,6 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.graph.walks import closure
+
 _NOTED = "_geutil_trainable"
 _OWNERS = "_geutil_owners"
 _KINDS = (
@@ -23,7 +25,7 @@ _KINDS = (
     ("keras", "Layer", "_trainable_variables"),
     ("tf_keras", "layers.Layer", "_trainable_weights"),
 )
-"""Package and class of what has a flag, and the attribute with its variables."""
+"""Package and class of each owner of a flag, and the attribute with its variables."""
 
 
 def set_trainable(variable: tf.Variable, trainable: bool) -> None:
@@ -57,12 +59,7 @@ def _is_trained(variable: tf.Variable) -> bool:
 
 
 def note_owners(model: Any, variables: Iterable[tf.Variable]) -> None:
-    """Note the owners of the variables of a Keras model, which may go away.
-
-    Args:
-        model: the model, whose own flag holds for all of them.
-        variables: TensorFlow's variables of it.
-    """
+    """Note the owners of the variables of a Keras model, which may go away."""
     variables = list(variables)
     kinds = _kinds()
     owners = [*model.variables, *model._flatten_layers()]
@@ -99,22 +96,13 @@ def _owners() -> Iterator[tuple[Any, list[Any]]]:
 
 
 def keras_layers() -> list[Any]:
-    """Return the Keras layers that there are, in no certain order.
-
-    Cost: that of `trained` for variables that it is asked about for the first time.
-    """
+    """Return the Keras layers that there are, in no certain order."""
     return _alive([kind for kind, attribute in _kinds() if attribute != "_value"])
 
 
 def _alive(kinds: Sequence[type]) -> list[Any]:
     """Return the objects of classes and of their subclasses."""
-    classes: set[type] = set()
-    waiting = list(kinds)
-    while waiting:
-        kind = waiting.pop()
-        if kind not in classes:
-            classes.add(kind)
-            waiting += type.__subclasses__(kind)
+    classes = closure(kinds, type.__subclasses__)
     if not classes:
         return []
     # `issubclass` takes four times as long, and there are many objects.
@@ -146,7 +134,7 @@ def _kinds() -> list[tuple[Any, str]]:
 
 @contextmanager
 def flags_as_noted(variables: Iterable[tf.Variable]) -> Iterator[None]:
-    """Make the variables themselves say what is noted while a block runs."""
+    """Set the flags of the variables themselves as noted, while a block runs."""
     variables = tuple(variables)
     kept = frozenset(map(id, trained(variables)))
     frozen = [v for v in variables if v.trainable and id(v) not in kept]

@@ -3,7 +3,7 @@
 Their types, when two are the same, their names, shapes and nested structures.
 
 In a FuncGraph `hash(tensor)` raises and `t0 == t1` adds an Equal op to the graph, so
-tensors are told apart by `is` and `id` alone. A collection below holds its elements,
+tensors are distinguished by `is` and `id` alone. A collection below holds its elements,
 which keeps their ids valid.
 
 Dicts, named tuples, lists and tuples nest; anything else is a leaf. Tensors and
@@ -38,7 +38,7 @@ def dereference(key: Any) -> Any:
 
 
 class IdentityMap(Mapping[Any, V], Generic[V]):
-    """A mapping whose keys are told apart by identity.
+    """A mapping whose keys are distinguished by identity.
 
     Keys may be tensors of a FuncGraph, which cannot be hashed. A look-up takes the
     tensor or its `ref()`. Iteration is in insertion order.
@@ -117,7 +117,7 @@ class MutableIdentityMap(IdentityMap[V]):
 
 
 class IdentitySet:
-    """A set of elements told apart by identity, in insertion order."""
+    """A set of elements distinguished by identity, in insertion order."""
 
     def __init__(self, elements: Iterable[Any] = ()) -> None:
         self._elements = {id(e): e for e in map(dereference, elements)}
@@ -213,7 +213,7 @@ def require_op(op: object) -> None:
 
 
 def eager_hint(obj: object) -> str:
-    """Return what to add to a refusal of `obj` when it is an eager tensor."""
+    """Return the end of a refusal's message if `obj` is an eager tensor."""
     eager = isinstance(obj, tf.Tensor) and not is_tensor(obj)
     return "; eager tensors belong to no graph" if eager else ""
 
@@ -235,16 +235,13 @@ def same_static_shape(a: Tensor, b: Tensor) -> bool:
 def refine_shapes(ops: Iterable[tuple[Operation, Operation]]) -> None:
     """Make the static shapes of copies as definite as those of their originals.
 
-    For copies whose inputs have the same static shapes as the originals': what the
-    original knows beyond shape inference (by `set_shape`) holds for the copy too.
-
-    Args:
-        ops: pairs (original, copy).
+    For copies whose inputs have the same static shapes as the originals': facts of the
+    original beyond shape inference (by `set_shape`) hold for the copy too.
     """
     for op, op_ in ops:
         for t, t_ in zip(op.outputs, op_.outputs, strict=True):
             if t._shape != t_._shape:
-                # What set_shape does, without a TensorShape in between.
+                # As set_shape does, without a TensorShape in between.
                 t_._shape_val = None
                 t_._set_shape(*t._shape)
 
@@ -357,7 +354,7 @@ def scope_dirname(name: str) -> str:
 
 
 def scope_basename(name: str) -> str:
-    """Return the part of `name` behind the last slash."""
+    """Return the part of `name` after its last slash."""
     return name[name.rfind("/") + 1 :]
 
 
@@ -379,10 +376,7 @@ def absolute_unique_name(graph: Graph, name: str) -> str:
 
 
 def scopes_in_use(graph: Graph) -> frozenset[str]:
-    """Return every name scope that an op is in, with a slash at its end.
-
-    Cost: linear in the ops.
-    """
+    """Return every name scope that an op is in, with a slash at its end."""
     scopes: set[str] = set()
     for scope in {scope_dirname(op.name) for op in graph.get_operations()}:
         while scope and scope not in scopes:
@@ -401,10 +395,7 @@ def unused_name(graph: Graph, name: str) -> str:
 
 
 def collections_of_elements(graph: Graph) -> IdentityMap[list[str]]:
-    """Return, for each op and tensor in a collection, the names of its collections.
-
-    Cost: linear in the collections.
-    """
+    """Return, for each op and tensor in a collection, the names of its collections."""
     collections_of: MutableIdentityMap[list[str]] = MutableIdentityMap()
     for name in graph.get_all_collection_keys():
         for element in graph.get_collection_ref(name):
@@ -439,8 +430,3 @@ def dims_of(tensor: Tensor) -> tuple[int | None, ...] | None:
 def pairs_of(shapes: GivenShapes | None) -> Iterable[tuple[Any, Any]]:
     """Return the pairs of shapes that are given as a mapping or as pairs."""
     return shapes.items() if isinstance(shapes, Mapping) else shapes or ()
-
-
-def tensor_name(name: str) -> str:
-    """Return the name of a tensor; that of an op stands for its first output."""
-    return name if ":" in name else f"{name}:0"

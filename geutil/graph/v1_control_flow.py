@@ -1,4 +1,4 @@
-"""Version 1 loops and conditionals: contexts, frames, and what lies outside.
+"""Version 1 loops and conditionals: contexts, frames, and edges that cross them.
 
 A while loop or conditional made without control flow v2 leaves two traces: primitive
 ops (Enter, Merge, Switch, ...) in the graph, and a context object in Python that knows
@@ -53,11 +53,7 @@ def reading_while_context(op: Operation) -> Any:
 
 
 def check_frames(op: Operation, tensor: Tensor) -> None:
-    """Refuse `tensor` as an input of `op` when they live in different frames.
-
-    Raises:
-        RerouteError: naming the two loops.
-    """
+    """Refuse `tensor` as an input of `op` when they live in different frames."""
     places = _different_frames(op, tensor.op)
     if places is not None:
         raise RerouteError(
@@ -67,11 +63,7 @@ def check_frames(op: Operation, tensor: Tensor) -> None:
 
 
 def check_control_frames(op: Operation, control_input: Operation) -> None:
-    """Refuse a control edge from one loop's frame into another.
-
-    Raises:
-        RerouteError: naming the two loops.
-    """
+    """Refuse a control edge from one loop's frame into another."""
     places = _different_frames(op, control_input)
     if places is not None:
         raise RerouteError(
@@ -112,13 +104,13 @@ _FLOW = ("WhileContext", "CondContext")
 def is_inside(op: Operation) -> bool:
     """Tell whether `op` runs in a loop or a conditional of version 1.
 
-    A context that only marks what XLA compiles does not count.
+    A context that only marks ops for XLA does not count.
     """
     return _is_flow(adjacency.control_flow_context(op))
 
 
 def yields_inside(op: Operation) -> bool:
-    """Tell whether what `op` yields is inside: a loop's Exit op yields outside."""
+    """Tell whether the results of `op` are inside, as those of an Exit are not."""
     return _is_flow(GetOutputContext(op))
 
 
@@ -137,8 +129,6 @@ def unconditional(
     Args:
         ops: ops in topological order, with all that lies between two of them.
         exits: whether the ends of loops count, which are a part of these.
-
-    Cost: linear in the ops and their inputs.
     """
     depth: dict[Operation, int] = {}
     for op in ops:
@@ -204,10 +194,7 @@ def chain(context: Any) -> list[Any]:
 
 
 def members_of_contexts(graph: Graph, ops: Iterable[Operation]) -> list[ContextMembers]:
-    """Return the contexts that `ops` run in, outer before inner, with all their ops.
-
-    Cost: linear in the ops, and in the graph when there is a context at all.
-    """
+    """Return the contexts that `ops` run in, outer before inner, with all their ops."""
     members_by_id: dict[int, ContextMembers] = {}
     for op in ops:
         for context in reversed(chain(adjacency.control_flow_context(op))):
@@ -256,12 +243,10 @@ def whole_loops(graph: Graph, ops: Iterable[Operation]) -> list[Operation]:
 
 
 def step_states(ops: Iterable[Operation]) -> list[Operation]:
-    """Return the stacks and arrays that `ops` use: what a step fills as it goes.
+    """Return the stacks and arrays that `ops` use, which a step fills as it goes.
 
-    Loops keep in stacks what their gradients need, and in arrays what each round
-    yields. Two users that know nothing of each other spoil them.
-
-    Cost: linear in the ops.
+    Loops keep values for their gradients in stacks, and results of iterations in
+    arrays. Two users that know nothing of each other spoil them.
     """
     states: dict[Operation, None] = {}
     waiting = list(ops)
@@ -294,9 +279,6 @@ def copy_context(
         context_ids: the `id` of each nested context that is copied too.
         rename: the name of the copy of an op or tensor from the original's; None for
             one that has no copy, which the copied context does not know then.
-
-    Returns:
-        The copy of each context, by the `id` of its original.
     """
     proto = members.context.to_proto()
     originals = _prepare_protos(proto, members.context, names, context_ids, rename)
@@ -360,8 +342,8 @@ def first_gap(
 ) -> Operation | None:
     """Return an op of a context that `chosen` ones need and that is not chosen.
 
-    None means that the chosen part runs without the rest: what is missing are ends
-    that nobody reads, such as the Exit of a loop counter.
+    None means that the chosen part runs without the rest: only ends that nobody reads
+    are missing, such as the Exit of a loop counter.
     """
     for op in (op for op in members.ops if op in chosen):
         for needed in (*(t.op for t in op.inputs), *op.control_inputs):
@@ -375,13 +357,13 @@ def first_gap(
 
 
 def _pivots(context: Any) -> list[list[Any]]:
-    """Return what steers a context: one of each list must be there."""
+    """Return the predicate and pivot ops of a context; one of each list must exist."""
     if context.IsWhileContext():
         return [
             [p]
             for p in (context._pivot_for_pred, context._pivot_for_body, context._pivot)
         ]
-    # Whatever is switched into a branch is alive only if the branch is, and can do the
+    # Any tensor switched into a branch is alive only if the branch is, and can do the
     # work of the pivot, which nobody needs when the branch makes nothing of its own.
     return (
         [[context.pivot, *context._external_values.values()]]

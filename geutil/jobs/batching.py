@@ -18,9 +18,9 @@ from geutil.jobs.executors import JobRunner
 from geutil.jobs.model_job import Job
 from geutil.jobs.report import STATE, BatchEntry, BatchReport
 from geutil.jobs.sources import (
-    BatchSource,
     Data,
     DataSource,
+    ModelSource,
     PathLike,
     Paths,
     data_of,
@@ -29,6 +29,7 @@ from geutil.jobs.sources import (
     sources_of,
 )
 from geutil.jobs.steps import Pipeline, check_order, steps_of
+from geutil.notes import FOLDER, MADE, note
 from geutil.progress import counted
 
 LOCK = ".batch.lock"
@@ -68,11 +69,11 @@ def batch(
     to go on with, bytes to write, or None or a report if it changed the model.
 
     The folder of the results has a folder for each model, with the written files,
-    `report.json` and `log.txt`; for a model that is not done, the last two.
-    `batch.json` has the report of the batch, which is written again after each model. A
-    call that finds one runs the models that are not done. A finished model runs again
-    if the model, its data or the pipeline is another one, by names, sizes and times of
-    files and the source of functions, or if results are missing.
+    `report.json` and `log.txt`; of a model that is not done, the last two. `batch.json`
+    has the report of the batch, which is written again after each model. A call that
+    finds one does the models that are not done. A model is done again if the model, its
+    data or the pipeline is another one, by names, sizes and times of files and the
+    source of functions, or if results are missing.
 
     Args:
         paths: a folder, of which all models are taken, in any format that `open` reads;
@@ -80,10 +81,11 @@ def batch(
         pipeline: the steps: text, such as "fold,quantize,tflite", a function, or a list
             of both.
         output: the folder of the results, which is made.
-        data: the data for "quantize": the path of a `.npz` file, or of a folder of
-            them, a batch each; a folder that has `NAME.npz`, or such a folder `NAME`,
-            for each model; a function that takes the path of a model and returns data
-            for `calibrate`; or "random", for random inputs, and ranges without meaning.
+        data: the data that "quantize" calibrates with: the path of a `.npz` file, or of
+            a folder of them, a batch each; a folder that has `NAME.npz`, or such a
+            folder `NAME`, for each model; a function from the path of a model to the
+            data that `calibrate` takes; or "random", for inputs that are drawn, and
+            ranges that mean nothing.
         signature: the signature of each model; None as in `open`.
         executor: runs the jobs: any executor of `concurrent.futures`, such as
             `RayExecutor`, or `get_executor()` of a client of Dask. Its workers need
@@ -201,7 +203,7 @@ def _check(
 
 
 def _planned(
-    sources: Sequence[BatchSource],
+    sources: Sequence[ModelSource],
     data: Mapping[str, DataSource | None],
     common: Job,
     *,
@@ -266,9 +268,11 @@ def _check_place(output: Path, name: str) -> None:
 @contextlib.contextmanager
 def _work_folder(output: Path, todo: Sequence[Job]) -> Iterator[None]:
     """Have a folder for unfinished results, without those of calls that died."""
-    output.mkdir(parents=True, exist_ok=True)
     work = output / jobs.WORK
+    note(FOLDER, str(output))
+    output.mkdir(parents=True, exist_ok=True)
     with _locked(output):
+        note(MADE, str(work))
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(work)
         for one in todo[:1]:
@@ -296,6 +300,7 @@ def _locked(output: Path) -> Iterator[None]:
                 f"another batch writes to '{output}'; wait for its end, or choose "
                 "another folder for the results"
             ) from error
+        note(MADE, str(file))
         try:
             yield
         finally:

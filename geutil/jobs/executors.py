@@ -1,4 +1,4 @@
-"""Executors: what the jobs of a batch run on, and what it does when workers die."""
+"""Executors: where the jobs of a batch run, and how the death of workers is handled."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ T = TypeVar("T")
 TRIES = 3
 """How often a model is begun at most whose workers die."""
 _GRACE = 10.0
-"""Seconds for processes to end that are told to stop."""
+"""Seconds for processes to end that are asked to stop."""
 
 
 class RayExecutor(Executor):
@@ -102,7 +102,7 @@ class RayExecutor(Executor):
         self._references.clear()
 
     def _cancel(self, wait: bool) -> None:
-        """Cancel what has not ended; Ray may lose the interrupt of what just begins."""
+        """Cancel jobs that have not ended; Ray may lose the interrupt of a new task."""
         pending = self._not_ended(self._references, 0.0)
         self._cancelled |= frozenset(pending)
         for times in itertools.count():
@@ -132,15 +132,7 @@ def _call(fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> T:
 
 
 class JobRunner:
-    """Jobs on an executor; those whose workers die begin again.
-
-    Args:
-        executor: the executor; None starts processes here.
-        workers: how many of these run at once.
-
-    Attributes:
-        notes: what happened to the executor.
-    """
+    """Jobs on an executor; those whose workers die begin again."""
 
     def __init__(self, executor: Executor | None, workers: int) -> None:
         self.notes: list[str] = []
@@ -161,7 +153,7 @@ class JobRunner:
         return self._own.submit(run_job, dataclasses.replace(job, server=address))
 
     def run(self, jobs: Sequence[Job]) -> Iterator[BatchEntry]:
-        """Yield what becomes of jobs, as they end."""
+        """Yield the outcomes of jobs, as they end."""
         for job in jobs:
             self._submit(job)
         while self._pending:
@@ -193,10 +185,10 @@ class JobRunner:
             self._executor = None
 
     def _result(self, future: Future[BatchEntry]) -> BatchEntry | None:
-        """Return what became of a job; None if it begins again.
+        """Return the outcome of a job; None if it begins again.
 
-        `run_job` tells of all that a model does. What is raised comes from the executor
-        or from the worker: it died, or could not read or write files.
+        `run_job` tells of all that a model does. An error comes from the executor or
+        from the worker: it died, or could not read or write files.
         """
         job = self._pending.pop(future)
         losses = self._losses.setdefault(job.entry.name, [])
@@ -224,7 +216,7 @@ class JobRunner:
         return entry
 
     def stop(self) -> dict[str, BatchEntry]:
-        """Take back what has not begun; return what became of the rest, by name."""
+        """Cancel jobs that have not begun; return the outcomes of the rest, by name."""
         for future in self._pending:
             future.cancel()
         running = [future for future in self._pending if not future.done()]
@@ -240,7 +232,7 @@ class JobRunner:
         return ended
 
     def close(self) -> None:
-        """End what was started here."""
+        """End the processes that were started here."""
         if self._own is not None:
             self._own.shutdown(cancel_futures=True)
         if self._server is not None:

@@ -1,7 +1,7 @@
 """One model of a batch: a process that does the steps, watched to its end.
 
-`run_job` is what executors run, here or on another machine. It always returns, and does
-not import TensorFlow: a model that ends its process ends no worker.
+Executors run `run_job`, here or on another machine. It always returns, and does not
+import TensorFlow: a model that ends its process ends no worker.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ from geutil.jobs.report import (
 )
 from geutil.jobs.sources import DataSource, size_of
 from geutil.jobs.steps import PipelineStep
+from geutil.notes import MOVED, note
 
 WORK = ".batch"
 """The folder, in that of the results, where unfinished ones are."""
@@ -45,13 +46,11 @@ _WORDS = 300
 
 @dataclass(frozen=True)
 class Job:
-    """What a process needs to know.
+    """The input of a process.
 
     Attributes:
         entry: the model: its name, its path and its fingerprint.
-        output: the folder of the results.
         run: the name of the call of `batch`, which no other has.
-        steps: the pipeline.
         data: the data to calibrate with, if there is any.
         signature: the signature to open; None as in `geutil.model.open`.
         timeout: how many seconds the process may take; None is without end.
@@ -71,14 +70,14 @@ class Job:
 
 
 def run_job(job: Job) -> BatchEntry:
-    """Run the process of a model, and put what it wrote into its place.
+    """Run the process of a model, and move the files that it wrote into their place.
 
-    Whatever the process does is told by the entry. It does not outlive this call, nor
-    the process that this runs in.
+    Whatever the process does is reported by the entry. It does not outlive this call,
+    nor the process that this runs in.
     """
     work = job.output / WORK / job.run
     mark = hashlib.sha256(job.entry.name.encode()).hexdigest()[:16]
-    # What is there was left by workers that died.
+    # Files that are there were left by workers that died.
     tries = 1 + sum(place.name.startswith(mark) for place in work.iterdir())
     place = Path(tempfile.mkdtemp(prefix=f"{mark}-", dir=work))
     (place / JOB).write_bytes(pickle.dumps(job))
@@ -140,7 +139,7 @@ def peak_of(pid: int | str) -> int:
 
 
 def _entry(job: Job, place: Path, code: int, ended: str) -> BatchEntry:
-    """Return what became of a model, by what its process noted and how it ended."""
+    """Return the outcome of a model, from its process's notes and end."""
     noted = _noted(place / PROGRESS)
     entry = replace(
         job.entry,
@@ -186,7 +185,7 @@ def _death(code: int, log: Path) -> str:
 
 
 def _finish(job: Job, place: Path, entry: BatchEntry) -> None:
-    """Put the folder of a model into its place; of what is not done, log and report."""
+    """Put the folder of a model into its place; if not done, log and report."""
     (place / JOB).unlink()
     (place / PROGRESS).unlink(missing_ok=True)
     if not entry.is_done:
@@ -200,6 +199,7 @@ def _finish(job: Job, place: Path, entry: BatchEntry) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists():
         shutil.rmtree(target)
+    note(MOVED, str(target), place.stat().st_ino)
     place.replace(target)
 
 

@@ -2,7 +2,7 @@
 
 TensorFlow takes seconds to import. A server does it once for a batch on this machine,
 and forks for each model. A fork is safe while the server has no other thread: importing
-TensorFlow starts none, and OpenBLAS is told to start none. The server counts its
+TensorFlow starts none, and OpenBLAS is asked to start none. The server counts its
 threads before each fork; if there are more, and on systems other than Linux, processes
 are started.
 """
@@ -34,7 +34,7 @@ _KB = 1024
 _STARTED = 120.0
 """Seconds for a server to import TensorFlow."""
 _STOPPED = 5.0
-"""Seconds for a server to end that is told to."""
+"""Seconds for a server to end that is asked to."""
 
 
 class ModelProcess(ABC):
@@ -42,8 +42,8 @@ class ModelProcess(ABC):
 
     Attributes:
         pid: its number; 0 before it runs.
-        code: what it ended with, negative for a signal; None while it runs.
-        peak_bytes: the most bytes that it had resident, if that is told at its end.
+        code: its exit status, negative for a signal; None while it runs.
+        peak_bytes: the most bytes that it had resident, if that is reported at its end.
     """
 
     pid = 0
@@ -55,7 +55,7 @@ class ModelProcess(ABC):
         """Wait for its end, and set `code` if it came."""
 
     def kill(self) -> None:
-        """End it, and what it started."""
+        """End it, and the processes that it started."""
         if not self.pid:
             return
         if not hasattr(os, "killpg"):
@@ -72,11 +72,7 @@ class ModelProcess(ABC):
 
 
 class StartedProcess(ModelProcess):
-    """A fresh process.
-
-    Args:
-        place: the folder of the job.
-    """
+    """A fresh process."""
 
     def __init__(self, place: Path) -> None:
         with (place / LOG).open("wb") as log:
@@ -104,15 +100,7 @@ class StartedProcess(ModelProcess):
 
 
 class ForkedProcess(ModelProcess):
-    """A process that a server forks.
-
-    Args:
-        place: the folder of the job.
-        address: the socket of the server.
-
-    Raises:
-        OSError: there is no such server, or it does not fork.
-    """
+    """A process that a server forks."""
 
     def __init__(self, place: Path, address: str) -> None:
         self._connection = socket.socket(socket.AF_UNIX)
@@ -134,16 +122,12 @@ class ForkedProcess(ModelProcess):
             os.close(read_end)
 
     def wait(self, seconds: float) -> None:
-        """Wait for its end, and set `code` if it came.
-
-        Raises:
-            OSError: the server ended, or does not fork.
-        """
+        """Wait for its end, and set `code` if it came."""
         if not select.select([self._connection], [], [], seconds)[0]:
             return
         data = self._connection.recv(64)
         if not data:
-            # Whether the process goes on nobody knows.
+            # Nobody knows whether the process goes on.
             self.kill()
             raise ConnectionError("the server of processes does not fork any more")
         self._received += data
@@ -163,11 +147,7 @@ class ForkedProcess(ModelProcess):
 
 
 class ForkServer:
-    """A process that imports TensorFlow once, and forks for each model.
-
-    Attributes:
-        address: its socket.
-    """
+    """A process that imports TensorFlow once, and forks for each model."""
 
     def __init__(self) -> None:
         self._folder = tempfile.mkdtemp(prefix="geutil-")
@@ -175,7 +155,7 @@ class ForkServer:
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
             listener.listen(128)
-            # What it says while it starts is said again by processes without it.
+            # Its messages at the start are repeated by processes without it.
             self._popen = subprocess.Popen(
                 [sys.executable, "-m", CHILD, SERVE, str(listener.fileno())],
                 stdin=subprocess.PIPE,
@@ -204,12 +184,7 @@ def can_fork() -> bool:
 
 
 def serve(listener: socket.socket, do_job: Callable[[Path], None]) -> None:
-    """Fork for each connection, until the standard input ends.
-
-    Args:
-        listener: where connections come in.
-        do_job: does the job of a folder, in a process of its own.
-    """
+    """Fork for each connection, until the standard input ends."""
     gc.freeze()
     connections: dict[int, socket.socket] = {}
     while True:

@@ -1,4 +1,4 @@
-"""The report of a batch: what became of each model, step by step, and why."""
+"""The report of a batch: the outcome of each model, step by step, with the reason."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from typing import Any, Literal, TypeAlias
 
 from geutil.errors import ModelError
 from geutil.notebook_display import Shown
+from geutil.notes import MADE, note
+from geutil.sizes import size_text
 
 BatchAction: TypeAlias = Literal[
     "done",
@@ -27,7 +29,6 @@ STATE = "batch.json"
 """The file in the folder of results that tells what is done."""
 _KIND = "geutil batch"
 _VERSION = 1
-_MIB = 2**20
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class BatchEntry:
         step: the step that was going on when it ended; "" if it is done.
         seconds: from the start of its process to the end.
         peak_bytes: the most memory that the process had resident; 0 if it is not known.
-        files: the bytes of each written file, by the name in the folder of its results.
+        files: the bytes of each written file, by its name in the folder of the results.
         steps: the steps that were done.
         tries: how many times it was begun; more than once if workers died.
         fingerprint: identifies model, data and pipeline across calls.
@@ -114,7 +115,7 @@ class BatchReport(Shown):
         >>> entry = BatchEntry("net", "models/net.keras", "failed", "no op", "fold")
         >>> print(BatchReport("out", "fold,tflite", (entry,)))
         0 of 1 model(s) done, 1 failed: fold,tflite
-          net  0.0 s  0 MiB  failed: at 'fold': no op
+          net  0.0 s  0 B  failed: at 'fold': no op
     """
 
     output: str
@@ -130,7 +131,7 @@ class BatchReport(Shown):
 
     @property
     def undone(self) -> tuple[BatchEntry, ...]:
-        """The models whose results are not there, without files that are no models."""
+        """The models whose results are missing; paths without a model are left out."""
         return tuple(
             entry
             for entry in self.entries
@@ -148,7 +149,7 @@ class BatchReport(Shown):
         lines += [f"  note: {note}" for note in self.notes]
         width = max((len(entry.name) for entry in self.entries), default=0)
         for entry in self.entries:
-            spent = f"{entry.seconds:.1f} s  {entry.peak_bytes / _MIB:,.0f} MiB  "
+            spent = f"{entry.seconds:.1f} s  {size_text(entry.peak_bytes)}  "
             cost = spent if entry.action != "not a model" else ""
             lines.append(f"  {entry.name:<{width}}  {cost}{entry}")
         return "\n".join(lines)
@@ -215,6 +216,7 @@ def _read(content: Any, file: Path) -> BatchReport:
 def write_json(path: Path, content: Any) -> None:
     """Write a file whole, or not at all."""
     new = path.with_name(f".{path.name}.{os.getpid()}.new")
+    note(MADE, str(new))
     try:
         new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         new.replace(path)

@@ -1,4 +1,4 @@
-"""Models of a batch: found in folders, named, told from what they were, and their data.
+"""Models of a batch and their data: found in folders, named, compared with before.
 
 No TensorFlow is needed here.
 """
@@ -26,16 +26,14 @@ Data: TypeAlias = PathLike | Callable[[str], Any] | None
 
 _SUFFIXES = frozenset((".pb", ".pbtxt", ".keras", ".h5", ".hdf5"))
 RANDOM = "random"
-"""What stands for drawn data."""
+"""The name of drawn data."""
 
 
 @dataclass(frozen=True)
-class BatchSource:
+class ModelSource:
     """A path of a batch.
 
     Attributes:
-        path: where it is.
-        name: its name among the others.
         why_not: why it is no model, as far as its name and first bytes tell; "" if it
             may be one.
     """
@@ -45,20 +43,13 @@ class BatchSource:
     why_not: str = ""
 
 
-def sources_of(paths: Paths, leave_out: Path) -> list[BatchSource]:
+def sources_of(paths: Paths, leave_out: Path) -> list[ModelSource]:
     """Return all that is in a folder, that a pattern names, or that is listed.
 
     Args:
         paths: a folder, which is gone through with the folders in it; a path with `*`,
             `?` or `[`; or several of these, and of models.
         leave_out: the folder of the results, which may be in there.
-
-    Returns:
-        The sources by name, in that order.
-
-    Raises:
-        ArgumentTypeError: it is no path.
-        ModelError: there is nothing.
     """
     listed = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(listed, Sequence):
@@ -77,7 +68,7 @@ def sources_of(paths: Paths, leave_out: Path) -> list[BatchSource]:
         named = ", ".join(f"'{path}'" for path in listed) or "an empty list"
         raise ModelError(f"there is nothing at {named}; pass a folder, or models")
     names = _names(list(found))
-    sources = [BatchSource(p, names[p], why_not) for p, why_not in found.items()]
+    sources = [ModelSource(p, names[p], why_not) for p, why_not in found.items()]
     return sorted(sources, key=lambda source: source.name)
 
 
@@ -92,7 +83,7 @@ def _expanded(path: PathLike, leave_out: Path) -> Iterator[tuple[Path, str]]:
     elif place.is_dir() and not _is_saved_model(place):
         yield from _within(place, leave_out)
     else:
-        # What is named is a model, or its opening says why not.
+        # A named path is a model, or its opening says why not.
         yield place, ""
 
 
@@ -151,7 +142,6 @@ class DataSource:
     Attributes:
         path: a .npz file, or a folder of them; None if it is something else.
         pickled: a function of the path of the model, by reference; b"" for none.
-        drawn: whether inputs are drawn.
     """
 
     path: Path | None = None
@@ -160,23 +150,19 @@ class DataSource:
 
     @property
     def identity(self) -> str:
-        """What two runs on the same data have in common."""
+        """A key that two runs on the same data have in common."""
         if self.path is not None:
             return _stamp(self.path)
         return RANDOM if self.drawn else hashlib.sha256(self.pickled).hexdigest()
 
 
-def data_of(data: Data, sources: Sequence[BatchSource]) -> dict[str, DataSource | None]:
+def data_of(data: Data, sources: Sequence[ModelSource]) -> dict[str, DataSource | None]:
     """Return the data of each model by name; None where a folder has none for it.
 
     Args:
         data: a .npz file or a folder of batches for all; a folder with `NAME.npz`, or
             the folder `NAME`, for each model; "random"; or a function of a path.
         sources: the models.
-
-    Raises:
-        ArgumentTypeError: it is nothing of this.
-        ModelError: there is no such path.
     """
     names = [source.name for source in sources]
     if data is None:
@@ -210,12 +196,12 @@ def _data_in(folder: Path, name: str) -> DataSource | None:
 
 
 def fingerprint(
-    source: BatchSource,
+    source: ModelSource,
     steps: Iterable[PipelineStep],
     data: DataSource | None,
     signature: str | None,
 ) -> str:
-    """Return what two calls have in common whose results are the same.
+    """Return a key that two calls with equal results have in common.
 
     The version of geutil, the steps, the signature, and of the files of model and data
     their names, sizes and times. The files are not read.
@@ -234,7 +220,7 @@ def _stamp(path: Path) -> str:
 
 
 def results_are_there(folder: Path, files: Mapping[str, int]) -> bool:
-    """Tell whether what was written is there, in the sizes that it had."""
+    """Tell whether the written files are there, in the sizes that they had."""
     return all(size_of(folder / name) == size for name, size in files.items())
 
 

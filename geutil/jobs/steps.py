@@ -1,7 +1,7 @@
 """Steps of a pipeline: their names and options as text, or functions.
 
-The text is read and checked before anything runs, without TensorFlow; what a step does
-is known to the process that runs it (`geutil.cli.batch_child`).
+The text is read and checked before anything runs, without TensorFlow; the process that
+runs a step knows its work (`geutil.cli.batch_child`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TypeAlias
 from geutil.errors import ArgumentTypeError, ModelError
 
 Pipeline: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
-"""What a caller gives: text, a function, or several of these in their order."""
+"""Steps as a caller gives them: text, a function, or several of these in order."""
 
 SCHEMES = (
     "int8",
@@ -89,7 +89,7 @@ class PipelineStep:
 
     @property
     def identity(self) -> str:
-        """What two runs of the same step have in common."""
+        """A key that two runs of the same step have in common."""
         if not self.pickled:
             return str(self)
         digest = hashlib.sha256(self.pickled).hexdigest()[:16]
@@ -102,11 +102,6 @@ def steps_of(pipeline: Pipeline) -> tuple[PipelineStep, ...]:
     Args:
         pipeline: text, such as "fold,quantize:scheme=int8x4,tflite", a function, or
             several of these.
-
-    Raises:
-        ArgumentTypeError: it is nothing of this, or a function that another process
-            cannot import.
-        ModelError: there is no such step or option, or none at all.
 
     Example:
         >>> from geutil.jobs.steps import steps_of
@@ -209,15 +204,11 @@ def _source_digest(function: Any) -> str:
 
 
 def pickled_function(function: Any) -> bytes:
-    """Return a function pickled by reference, for a process that imports it.
-
-    Raises:
-        ArgumentTypeError: another process could not.
-    """
+    """Return a function pickled by reference, for a process that imports it."""
     name = getattr(function, "__qualname__", type(function).__name__)
     try:
         pickled = pickle.dumps(function)
-    # Whatever the object's own code raises.
+    # The object's own code may raise any error.
     except Exception as error:
         raise _not_importable(name, f"it cannot be pickled: {error}") from error
     if any(argument == "__main__" for _, argument, _ in pickletools.genops(pickled)):
@@ -233,16 +224,7 @@ def _not_importable(name: str, reason: str) -> ArgumentTypeError:
 
 
 def check_order(steps: Sequence[PipelineStep], *, with_data: bool) -> None:
-    """Refuse a pipeline that cannot work, whatever the model.
-
-    Args:
-        steps: the steps.
-        with_data: whether there is data to calibrate with.
-
-    Raises:
-        ModelError: a file needs ranges, and there is no data or nothing quantized; data
-            is needed to round weights, or is there and nothing reads it.
-    """
+    """Refuse a pipeline that cannot work, whatever the model."""
     quantized: PipelineStep | None = None
     has_function = False
     for step in steps:
@@ -262,7 +244,7 @@ def check_order(steps: Sequence[PipelineStep], *, with_data: bool) -> None:
 def _check_file(
     step: PipelineStep, quantized: PipelineStep | None, *, with_data: bool
 ) -> None:
-    """Refuse a file that lacks what its scheme needs."""
+    """Refuse a file that lacks an entry that its scheme needs."""
     scheme = step.option("scheme")
     if quantized is None:
         if scheme in _RANGED:

@@ -10,10 +10,10 @@ from geutil.memory.executor import (
     execution_order,
     simulate,
 )
-from geutil.memory.measuring import measure
-from geutil.memory.predicting import BatchFit, largest_batch, predict, step_program
+from geutil.memory.measurement import measure
 from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of
+from geutil.memory.step_prediction import BatchFit, largest_batch, predict, step_program
 from geutil.memory.timeline import (
     DeviceMeasurement,
     Environment,

@@ -1,10 +1,9 @@
-"""The allocator of a device: the chunks that it hands out for the buffers of a step.
+"""The allocator of a device: the chunks that it hands out for the buffers of a step."""
 
-TensorFlow's best-fit allocator (bfc_allocator.cc) is that of GPUs. It takes the
-smallest free chunk that is large enough, and splits off the rest only where that is at
-least as large as what was asked for. A step therefore takes more than the sum of its
-buffers: 0 to 12 % more on an H100. Numbers only; nothing here knows TensorFlow.
-"""
+# TensorFlow's best-fit allocator (bfc_allocator.cc) is that of GPUs. It takes the
+# smallest free chunk that is large enough, and splits off the rest only where that is
+# at least as large as the request. A step therefore takes more than the sum of its
+# buffers: 0 to 12 % more on an H100.
 
 from __future__ import annotations
 
@@ -25,13 +24,10 @@ _UNLIMITED = 1 << 50
 
 @dataclass(frozen=True)
 class Allocator:
-    """How a device hands out its memory: best fit with coalescing.
+    """The rules by which a device hands out its memory: best fit with coalescing."""
 
-    Attributes:
-        grows: whether regions are added one by one, each at least twice the one before,
-            which nothing joins (`set_memory_growth`); else one region is taken at
-            the start.
-    """
+    # Whether regions are added one by one, each at least twice the one before, which
+    # nothing joins (`set_memory_growth`); else one region is taken at the start.
 
     grows: bool = False
 
@@ -39,9 +35,8 @@ class Allocator:
 class Chunks:
     """The memory of a device while buffers come and go.
 
-    Attributes:
-        in_use: the bytes of the chunks that are handed out.
-        extent: where the highest chunk ended; of growing memory, all regions.
+    `in_use` are the bytes of the chunks that are handed out; `extent` is where the
+    highest chunk ended, or of growing memory the bytes of all regions.
     """
 
     def __init__(self, allocator: Allocator) -> None:
@@ -150,12 +145,9 @@ def _bin_of(size: int) -> int:
 
 @dataclass(frozen=True)
 class Taken:
-    """The memory of a device in a step.
+    """The memory of a device in a step."""
 
-    Attributes:
-        in_use: the bytes of chunks after each op has allocated, before it frees.
-        extent: as in `Chunks`.
-    """
+    # `in_use`: the bytes of chunks after each op has allocated, before it frees.
 
     in_use: Sequence[int]
     extent: int
@@ -174,8 +166,6 @@ def replay(
             in use: variables.
         moves: for each op in turn, the buffers that it allocates, as pairs of a key and
             bytes, and the keys of those that are freed when it has run.
-
-    Cost: linear in the buffers but for a logarithm; some 3 us for each.
     """
     chunks = Chunks(allocator)
     for size in filter(None, always):

@@ -1,16 +1,16 @@
 """The most that a step can hold under any schedule that its edges allow.
 
-A state of a running step: some ops have ended, some are running, and what these need
-has ended. It holds the buffers whose makers have started and that some reader has not
-ended with. Where the readers of each buffer are ordered, the fullest state is the
+A state of a running step: some ops have ended, some are running, and all that these
+need have ended. It holds the buffers whose makers have started and that some reader has
+not ended with. Where the readers of each buffer are ordered, the fullest state is the
 heaviest closure of a graph with two nodes for each op, "has started" and "has ended":
-the one gains what the op makes, the other loses what it is the last to read. That few
-ops run at once is a price on each of them; any price gives a bound (Lagrange).
-
-A closure is a set of nodes with all that its nodes require. The heaviest one is one
-side of a minimum cut (Picard, "Maximal closure of a graph and applications to
-combinatorial problems", Management Science 22, 1976), which OR-Tools computes.
+the one gains the op's results, the other loses its last reads. That few ops run at once
+is a price on each of them; any price gives a bound (Lagrange).
 """
+
+# A closure is a set of nodes with all that its nodes require. The heaviest one is one
+# side of a minimum cut (Picard, "Maximal closure of a graph and applications to
+# combinatorial problems", Management Science 22, 1976), which OR-Tools computes.
 
 from __future__ import annotations
 
@@ -25,7 +25,13 @@ import numpy.typing as npt
 from geutil.errors import ArgumentTypeError, MissingExtraError
 from geutil.graph.types import GivenShapes, Tensor
 from geutil.memory.allocator import rounded_up
-from geutil.memory.buffers import Buffer, Buffers, buffers_of, live_scratch, live_tensor
+from geutil.memory.buffers import (
+    Buffers,
+    ProgramBuffer,
+    buffers_of,
+    live_scratch,
+    live_tensor,
+)
 from geutil.memory.executor import (
     SEEDS,
     execution_order,
@@ -33,10 +39,10 @@ from geutil.memory.executor import (
     simulate_side_by_side,
 )
 from geutil.memory.kernels.onednn import with_onednn
-from geutil.memory.predicting import executed_step
 from geutil.memory.program import Program
-from geutil.memory.sizes import megabytes
+from geutil.memory.step_prediction import executed_step
 from geutil.memory.timeline import LiveTensor, largest_lines
+from geutil.sizes import size_text
 
 Ints = npt.NDArray[np.int64]
 Flags = npt.NDArray[np.bool_]
@@ -48,14 +54,6 @@ def heaviest_closure(requires: tuple[Ints, Ints], weights: Ints) -> tuple[int, F
     Of each pair in `requires`, the first node cannot be taken without the second.
     Raises MissingExtraError where OR-Tools is not installed. Cost: that of a maximum
     flow.
-
-    Example:
-        The second node is worth taking for the sake of the first:
-
-        >>> import numpy as np
-        >>> requires = (np.array([0, 2]), np.array([1, 1]))
-        >>> heaviest_closure(requires, np.array([5, -3, 1]))
-        (3, array([ True,  True,  True]))
     """
     try:
         from ortools.graph.python import max_flow
@@ -95,7 +93,7 @@ THREADS = 8
 _ROUNDS = 16
 _CLOSE = 0.002
 _SCHEDULES = SEEDS
-"""How many schedules on one thread, and on all, tell what lies in gaps: among them are
+"""How many schedules on one thread, and on all, tell the bytes of gaps: among them are
 those of `predict`. Eight others took no more: ResNet50 and others of measured.md."""
 
 
@@ -111,11 +109,11 @@ class WorstCase:
         tensors: the buffers that are held in the state that was found, largest first.
         ended: the ops that have ended in that state, in an order that leads there.
         running: the ops that are running then.
-        gaps: of `peak`, the bytes by which chunks exceed their buffers. No proof bounds
-            them but that a chunk is less than twice its buffer: they are the most at
-            any moment of several simulated schedules, on one thread and on all, and
-            need not come together with the most that buffers take. 0 where the device
-            has no chunks.
+        gaps: of `peak`, the bytes by which chunks exceed requests. No proof bounds them
+            but that a chunk is less than twice its buffer: they are the most at any
+            moment of several simulated schedules, on one thread and on all, and need
+            not come together with the most that buffers take. 0 where the device has no
+            chunks.
     """
 
     peak: int
@@ -133,10 +131,10 @@ class WorstCase:
 
     def __str__(self) -> str:
         ops = "any number of ops" if self.threads is None else f"{self.threads} ops"
-        reached = "" if self.is_exact else f", {megabytes(self.reached)} are reached"
-        gaps = f", {megabytes(self.gaps)} of it in chunks' gaps" if self.gaps else ""
+        reached = "" if self.is_exact else f", {size_text(self.reached)} are reached"
+        gaps = f", {size_text(self.gaps)} of it in chunks' gaps" if self.gaps else ""
         headline = (
-            f"at most {megabytes(self.peak)}{gaps} under any schedule, {ops} at once"
+            f"at most {size_text(self.peak)}{gaps} under any schedule, {ops} at once"
             f"{reached}"
         )
         return "\n".join([headline, *largest_lines(self.tensors)])
@@ -156,8 +154,8 @@ def worst_case(
 
     TensorFlow runs the ops of a step in an order that depends on threads, on the load
     of the machine and on addresses. This bounds the memory of any order, and finds one
-    that is near the bound. The step is optimized first as a Session would do it;
-    buffers are counted as by `predict`.
+    that holds much. The step is optimized first as a Session would do it; buffers are
+    counted as by `predict`.
 
     Args:
         ys_or_fetches: the fetches of the step, as in `predict`.
@@ -254,16 +252,16 @@ class _States:
         firsts, seconds = np.array(pairs, np.int64).reshape(-1, 2).T
         self._requires = firsts, seconds
         self._usual = execution_order(program)
-        # What several nodes may be the last to read. Whether it is freed is no sum over
-        # these; between "when what follows all of them starts" (0) and "a buffer for
-        # each that has not ended" (1), each share is a bound.
+        # Buffers that several nodes may be the last to read. Whether it is freed is no
+        # sum over these; between "when a node that follows all of them starts" (0) and
+        # "a buffer for each that has not ended" (1), each share is a bound.
         self._shared = [b for b in self._buffers if len(b.last) > 1]
         self._shares = np.zeros(len(self._shared))
         self._bound: int | None = None
         self._most = -1
         self._order: list[int] = []
         self._running: list[int] = []
-        self._held: list[Buffer] = []
+        self._held: list[ProgramBuffer] = []
 
     def search(self) -> None:
         """Bring the bound down and look for fuller states, until they meet."""
@@ -281,7 +279,7 @@ class _States:
             price = (low + high) // 2
 
     def result(self) -> WorstCase:
-        """Return what was found."""
+        """Return the worst case that was found."""
         nodes, running = self._program.nodes, self._running
         tensors = [live_tensor(self._program, b.tensor) for b in self._held]
         tensors += [live_scratch(nodes[i]) for i in running if nodes[i].temporary]

@@ -8,7 +8,7 @@ from graphlib import CycleError, TopologicalSorter
 from itertools import chain
 
 from geutil.memory.allocator import Allocator, Taken, replay
-from geutil.memory.program import Node, Program, phases_of
+from geutil.memory.program import Node, Program, Ran, phases_of
 from geutil.memory.timeline import Lifetime, LiveTensor, Moment, Timeline
 
 
@@ -27,7 +27,7 @@ class Buffers:
         self._order: list[int] = []
         self._levels: list[int] = []
         # How often each tensor is read. The caller reads last, so that nothing frees
-        # what is fetched.
+        # fetched tensors.
         self.reads = [0] * count
         for tensor in chain(program.fetched, *(node.inputs for node in program.nodes)):
             self.reads[tensor] += 1
@@ -196,8 +196,8 @@ class Simulation:
     def resident(self) -> int:
         """The most bytes that are taken at once.
 
-        Whole chunks where the allocator of the device has such, and the memory of
-        kernels beside it.
+        Whole chunks where the device has an allocator that hands out such, and the
+        bytes that kernels take beside it.
         """
         nodes = self.program.nodes
         pairs = zip(self.order, self.chunks, strict=True)
@@ -208,7 +208,7 @@ class Simulation:
         """The bytes of a region that has room for the chunks and the variables.
 
         None where the device has no allocator of chunks. Regions of growing memory need
-        about as much, and at least the memory in use.
+        about as much, and at least the bytes in use.
         """
         allocator = self.program.device.allocator
         if allocator is None:
@@ -256,7 +256,13 @@ class Simulation:
         place = {i: step for step, i in enumerate(self.order)}
         # Nodes go by their number in the program, phases by the place in the order.
         phases = phases_of(
-            (nodes[i].name, [place[j] for j in needs[i]]) for i in self.order
+            Ran(
+                nodes[i].name,
+                nodes[i].type,
+                [place[j] for j in needs[i]],
+                sum(program.sizes[t] for t in nodes[i].outputs),
+            )
+            for i in self.order
         )
         named = (nodes[i].name for i in self.order)
         return Timeline(
@@ -298,7 +304,7 @@ def live_scratch(node: Node) -> LiveTensor:
 
 
 @dataclass(frozen=True)
-class Buffer:
+class ProgramBuffer:
     """Memory of a tensor, held from when a node starts until others have ended."""
 
     tensor: int
@@ -311,14 +317,12 @@ class Buffer:
     gone: int | None = None
 
 
-def buffers_of(program: Program) -> list[Buffer]:
-    """Return the buffers of a program, as they are whatever the schedule.
-
-    Tensors share a buffer if they do so under every schedule: an op that forwards its
-    input, or one that takes over a buffer which nobody else can still hold then. What
-    might be taken over is taken to be new, so no schedule holds more than these
-    buffers do. Cost: quadratic in nodes, a bit for each pair.
-    """
+def buffers_of(program: Program) -> list[ProgramBuffer]:
+    """Return the buffers of a program that it has under every schedule."""
+    # Tensors share a buffer if they do so under every schedule: an op that forwards its
+    # input, or one that takes over a buffer which nobody else can still hold then. A
+    # buffer that might be taken over counts as a new one, so no schedule holds more
+    # than these buffers do. Cost: quadratic in nodes, a bit for each pair.
     before = program.needs()
     try:
         order = list(TopologicalSorter(dict(enumerate(before))).static_order())
@@ -376,7 +380,7 @@ class _AnyOrder:
         updated = [t for node in program.nodes for t in node.updates]
         self._reads = {program.makers[t] for t in updated}
 
-    def buffers(self, ancestors: Iterable[tuple[int, int]]) -> list[Buffer]:
+    def buffers(self, ancestors: Iterable[tuple[int, int]]) -> list[ProgramBuffer]:
         """Return the buffers, in the order of their tensors."""
         for i, behind in ancestors:
             node = self._program.nodes[i]
@@ -387,7 +391,7 @@ class _AnyOrder:
         return sorted(buffers, key=lambda buffer: buffer.tensor)
 
     def _visit(self, i: int, node: Node, behind: int) -> None:
-        """Take note of what a node reads, and of the buffers that its outputs share."""
+        """Note the reads of a node, and the buffers that its outputs share."""
         of = [self._shared[t] for t in node.inputs]
         read = list({id(shared): shared for shared in of}.values())
         for shared in read:
@@ -420,15 +424,15 @@ class _AnyOrder:
         shared.fetched = shared.fetched or self._shared[tensor].fetched
         self._shared[tensor] = shared
 
-    def _made(self) -> Iterator[Buffer]:
+    def _made(self) -> Iterator[ProgramBuffer]:
         renewed = {n.outputs[0] for n in self._program.nodes if n.updates}
         for tensor, maker in self._program.makers.items():
             size, shared = self._program.sizes[tensor], self._shared[tensor]
             if size and tensor not in renewed and shared.tensor == tensor:
                 last = () if shared.fetched else tuple(shared.last) or (maker,)
-                yield Buffer(tensor, size, maker, last)
+                yield ProgramBuffer(tensor, size, maker, last)
 
-    def _renewed(self) -> Iterator[Buffer]:
+    def _renewed(self) -> Iterator[ProgramBuffer]:
         """Yield the new buffers of variables whose old ones may still be read."""
         for i, node in enumerate(self._program.nodes):
             if not node.updates or not self._program.sizes[node.outputs[0]]:
@@ -445,12 +449,12 @@ class _AnyOrder:
             if late:
                 tensor = node.outputs[0]
                 size = self._program.sizes[tensor]
-                yield Buffer(tensor, size, i, tuple(sorted(late)))
+                yield ProgramBuffer(tensor, size, i, tuple(sorted(late)))
 
 
 def _with_ends(
-    buffers: list[Buffer], before: Sequence[set[int]], order: Sequence[int]
-) -> list[Buffer]:
+    buffers: list[ProgramBuffer], before: Sequence[set[int]], order: Sequence[int]
+) -> list[ProgramBuffer]:
     """Return buffers, those with several last readers with the node that follows."""
     position = {i: place for place, i in enumerate(order)}
     masks_behind: dict[int, dict[int, int]] = {}

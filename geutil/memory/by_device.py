@@ -1,4 +1,4 @@
-"""The memory of a step on several devices, each for itself, and what they exchange."""
+"""The memory of a step on several devices, each for itself, and their exchanges."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
 from geutil.memory.buffers import Simulation
 from geutil.memory.executor import RECEIVE, RECEIVED, SEEDS, joint_order, simulate
 from geutil.memory.kernels.onednn import with_onednn
-from geutil.memory.predicting import Step, executed_step
 from geutil.memory.program import Node, Program
 from geutil.memory.read import constant_bytes, variable_bytes
-from geutil.memory.sizes import megabytes
+from geutil.memory.step_prediction import Step, executed_step
 from geutil.memory.timeline import LiveTensor, Measurement, Timeline
+from geutil.sizes import size_text
 
 _RULES = "CPU:0"
-"""The device whose rules hold for all: what lies in a host's memory counts, too."""
+"""The device whose rules hold for all: tensors in a host's memory count, too."""
 _SHOWN = 3
 """How many tensors of a cut the text names."""
 
@@ -53,7 +53,7 @@ class Cut:
         more = f" and {rest} more" if rest > 0 else ""
         way = "" if self.copied else ", in one memory"
         return (
-            f"{self.source} -> {self.target}: {megabytes(self.bytes)}{way}: "
+            f"{self.source} -> {self.target}: {size_text(self.bytes)}{way}: "
             f"{names}{more}"
         )
 
@@ -86,16 +86,16 @@ class DeviceMemory:
     def __str__(self) -> str:
         index = self.timeline.peak_index
         where = "" if index is None else f" at '{self.timeline.moments[index].op}'"
-        parts = [f"predicted {megabytes(self.peak)}{where}"]
+        parts = [f"predicted {size_text(self.peak)}{where}"]
         if self.worst is not None:
-            parts.append(f"at most {megabytes(self.worst.peak)}")
+            parts.append(f"at most {size_text(self.worst.peak)}")
         if self.measured is not None:
-            parts.append(f"measured {megabytes(self.measured)}")
+            parts.append(f"measured {size_text(self.measured)}")
         parts += [
-            f"variables {megabytes(self.timeline.variable_bytes)}",
-            f"constants {megabytes(self.timeline.constant_bytes)}",
-            f"receives {megabytes(self.received)}",
-            f"sends {megabytes(self.sent)}",
+            f"variables {size_text(self.timeline.variable_bytes)}",
+            f"constants {size_text(self.timeline.constant_bytes)}",
+            f"receives {size_text(self.received)}",
+            f"sends {size_text(self.sent)}",
         ]
         return f"{self.device}: {', '.join(parts)}"
 
@@ -106,7 +106,7 @@ class MemoryByDevice:
 
     Attributes:
         devices: the devices, by name.
-        cuts: the traffic from each device to each other one, by their names.
+        cuts: the tensors from each device to each other one, by their names.
     """
 
     devices: tuple[DeviceMemory, ...]
@@ -140,7 +140,7 @@ def predict_by_device(
     grappler: bool = True,
     onednn: bool | None = None,
 ) -> MemoryByDevice:
-    """Predict the memory of each device in one step, and the traffic between devices.
+    """Predict the memory of each device in one step, and the tensors that cross.
 
     The step is placed on its devices by the rules of a Session, optimized and cut as a
     Session does, and simulated with one inter-op thread for each device, each of which
@@ -235,7 +235,7 @@ class Crossing:
 
 @dataclass(frozen=True)
 class Split:
-    """A program with its receipts, each right behind the maker of what is received."""
+    """A program with its receipts, each right behind the maker of its tensor."""
 
     program: Program
     # The device of each node, by its name.
@@ -256,9 +256,9 @@ def split(
 ) -> Split:
     """Return a program with a receipt for each tensor and device that it is sent to.
 
-    Each node comes after what it reads, and fetched tensors are sent to the device
-    `home`. `size_of` knows a tensor's bytes also where `Program.sizes` has 0; `shared`
-    tells whether one device reads another's tensors where they are.
+    Each node comes after its inputs, and fetched tensors are sent to the device `home`.
+    `size_of` knows a tensor's bytes also where `Program.sizes` has 0; `shared` tells
+    whether one device reads another's tensors where they are.
     """
     made_on = {tensor: devices[i] for tensor, i in program.makers.items()}
     reads = {(t, home) for t in program.fetched}
@@ -283,9 +283,9 @@ def split(
         place.append(len(nodes))
         # A variable is where its updates are: those tensors are never received.
         inputs = [there.get((t, device), t) for t in node.inputs]
-        # What is sent lies where a network card could read it: a kernel takes over an
-        # input for that only if the input does, too. What was received may still be in
-        # the hands of the transport when its first reader starts: it is not taken over.
+        # A sent tensor lies where a network card could read it: a kernel takes over an
+        # input for that only if the input does, too. A received one may still be in the
+        # hands of the transport when its first reader starts: it is not taken over.
         reuses = [
             (out, at)
             for out, at in node.reuses
@@ -306,7 +306,7 @@ def split(
 
 
 def _split(step: Step, names: Sequence[str]) -> Split:
-    """Return the step with what its devices receive."""
+    """Return the step with the receipts of its devices."""
     number_of = {name: number for number, name in enumerate(names)}
     tensors = {
         number: tensor
@@ -315,7 +315,8 @@ def _split(step: Step, names: Sequence[str]) -> Split:
     }
 
     def size_of(tensor: int) -> int:
-        # What is held all the time counts 0 in a program, and is sent all the same.
+        # A tensor that is held all the time counts 0 in a program, and is sent all the
+        # same.
         size = step.program.sizes[tensor]
         return size or (step.size_of(tensors[tensor]) if tensor in tensors else 0)
 
@@ -380,7 +381,7 @@ def _timelines(step: Step, parts: Split, names: Sequence[str]) -> list[Timeline]
         held[device][1] += constant_bytes([op], step.size_of)
     return [
         replace(
-            sorted(runs[number], key=lambda timeline: timeline.peak)[SEEDS // 2],
+            step.timed(sorted(runs[number], key=lambda line: line.peak)[SEEDS // 2]),
             variable_bytes=held[name][0],
             constant_bytes=held[name][1],
         )

@@ -1,14 +1,15 @@
-"""Who has to wait for whom so that any schedule holds no more than a plan.
+"""Control dependencies that keep any schedule to the memory of a plan.
 
-The executor runs whatever is ready. So each node that makes something large waits for
-all that the plan has before it and that holds, makes or lets go of something large:
-then no more can be held at that moment than the plan says. Where the plan holds less
-than may be held, a node runs before the last of these, as far as there is room for it:
-several can run at once. What is small runs freely, as long as all that may be left
-undone of it adds up to something small, and all that may be made ahead of the plan:
-the updates of Adam make two tensors of each weight once its moments are known, and the
-plan has them at the very end.
+The executor runs any ready op. So each node that makes a large tensor waits for all
+nodes that the plan has before it and that hold, make or free a large one: then no more
+can be held at that moment than the plan says. Where the plan holds less than may be
+held, a node runs before the last of these, as far as there is room for it: several can
+run at once.
 """
+
+# Small nodes run freely, as long as those left undone add up to a small size, and so do
+# those made ahead of the plan: the updates of Adam make two tensors of each weight once
+# its moments are known, and the plan has them at the very end.
 
 from __future__ import annotations
 
@@ -69,7 +70,7 @@ class _Queue:
     loose_bytes: int = 0
 
     def before(self, place: int, bound: int) -> list[int]:
-        """Return what must be done if what is before a place may hold so much."""
+        """Return the nodes that must be done if earlier ones may hold so many bytes."""
         while self.recent and self.recent[0][0] < place:
             _, i, small = self.recent.popleft()
             if small is None:
@@ -89,17 +90,15 @@ _Value = TypeVar("_Value")
 
 
 def _known(value: _Value, *_: object) -> _Value:
-    """Return what was computed before; unlike a lambda, it can be pickled."""
+    """Return the first argument; unlike a lambda, it can be pickled."""
     return value
 
 
 @dataclass(frozen=True, eq=False)
 class OrderPlan:
-    """An order of a program, and what holds any schedule to it.
+    """An order of a program and its dependencies, both made when asked for."""
 
-    Both are looked for when they are asked for: plans of gradients are only reported
-    until the whole step is planned.
-    """
+    # Plans of gradients are only reported until the whole step is planned.
 
     run: Callable[[], Simulation]
     hold: Callable[[Simulation], OrderDependencies] | None = None
@@ -141,8 +140,7 @@ def plan_order(
 
     `later` maps nodes to those that the plan has before them; `known` has the places of
     nodes in an order that is tried besides. Without `can_wait` all nodes can, and
-    nothing is looked for before it is asked for. Cost, errors: those of
-    `planned_order`.
+    nothing is computed before it is asked for.
     """
     run = partial(_planned, program, later, known)
     hold = partial(_dependencies_of, can_wait or _always, may_await, later)
@@ -164,9 +162,9 @@ def _planned(
 def _dependencies_of(
     can_wait: CanWait, may_await: MayAwait, later: Collection[int], run: Simulation
 ) -> OrderDependencies:
-    """Return what holds any schedule of a program to that of a simulation."""
-    # In the forward pass little that is small is left behind, and what waits there may
-    # round otherwise: oneDNN chooses among kernels by what is around.
+    """Return the dependencies that hold any schedule of a program to a simulation."""
+    # In the forward pass few small tensors are left behind, and an op that waits there
+    # may round otherwise: oneDNN chooses among kernels by the ops around.
     begin = next((place for place, i in enumerate(run.order) if i in later), 0)
     bound = max(run.peak // _PARTS, _HARMLESS)
     limit = run.peak + run.peak // _ROOM
@@ -194,7 +192,7 @@ def order_dependencies(
     begin: int = 0,
     limit: int = 0,
 ) -> OrderDependencies:
-    """Return who has to wait for whom so that memory is used as in an order.
+    """Return the waits by which memory is used as in an order.
 
     Nodes without a queue neither wait nor are waited for; those of one queue wait for
     each other. For a node that cannot wait, the last one waits that it comes after and
@@ -202,17 +200,14 @@ def order_dependencies(
 
     Args:
         program: the nodes and their edges.
-        order: all nodes, each after what it reads and waits for.
-        bound: up to how many bytes a tensor is small. What is small and undone while
-            something large is made adds up to no more than that, either.
+        order: all nodes, each after its inputs.
+        bound: up to how many bytes a tensor is small. Small tensors undone while a
+            large one is made add up to no more than that, either.
         can_wait: tells whether a node can be made to wait.
         may_await: tells whether the first node may be made to wait for the second.
-        begin: from which place in the order on it counts what small nodes add up to.
+        begin: from which place in the order on it counts the sum of small nodes.
         limit: so much may be held. As far as there is room, nodes run before others
             that the order has before them.
-
-    Cost: linear in nodes and edges; and for each small node, in the large ones that it
-    could run ahead of.
     """
     nodes, sizes = program.nodes, program.sizes
     edges = _OrderedEdges(program, order)
@@ -251,8 +246,8 @@ def order_dependencies(
                 waits.setdefault(i, []).extend(awaited)
             blocked = []
             refused = edges.last([j for j in missing if j not in allowed], apart)
-            # What it comes after can wait in its place, if that runs late enough. What
-            # it must not wait for, nothing that it comes after may.
+            # A node that it comes after can wait in its place, if that runs late
+            # enough, but not for a node that this one must not await.
             stand_ins = [
                 k
                 for k in edges.between(permitted.intersection(refused), i)
@@ -289,12 +284,10 @@ def _hasty(
     budget: int,
     can_wait: CanWait,
 ) -> set[int]:
-    """Return the small nodes that must wait, lest too much is made ahead of an order.
-
-    A small node may run as soon as what it needs is there, and then hold what it makes
-    while large nodes run that the order has before it. `budget` is how much may be made
-    ahead, and as much again of tiny tensors; without bound if 0.
-    """
+    """Return small nodes that must wait, lest too much is made ahead of an order."""
+    # A small node may run as soon as its inputs are there, and then hold its results
+    # while large nodes run that the order has before it. `budget` is how many bytes may
+    # be made ahead, and as many again of tiny tensors; without bound if 0.
     hasty_nodes: set[int] = set()
     if not budget:
         return hasty_nodes
@@ -326,11 +319,11 @@ def _earliest_places(
     """Return for each place of an order before which one all must be done."""
     if not limit:
         return range(len(order))
-    # If all before a place are done, and what is there is not, then no more is held
-    # than the order has there, and what is made from there on.
+    # If all before a place are done, and the node there is not, then no more is held
+    # than the order has there, and the results from there on.
     buffers = Buffers(program)
     earliest_places: list[int] = []
-    # What would be held if nothing had been made since, the most first.
+    # The bytes that would be held if nothing had been made since, the most first.
     room: list[tuple[int, int]] = []
     begin = made_bytes = 0
     for place, i in enumerate(order):
@@ -350,7 +343,7 @@ def _earliest_places(
 
 
 def _readers(program: Program, tensors: Collection[int]) -> dict[int, list[int]]:
-    """Map some tensors to the nodes that read them, or what hands them on."""
+    """Map some tensors to the nodes that read them, or forward them."""
     origin = {t: t for t in tensors}
     readers: dict[int, list[int]] = {}
     for i, node in enumerate(program.nodes):
@@ -370,8 +363,8 @@ class _OrderedEdges:
         nodes, sizes = program.nodes, program.sizes
         # The tensor in whose buffer each tensor lies for certain.
         self.buffer = list(range(len(sizes)))
-        # The sizes of the buffers that each node makes, temporary bytes last. What it
-        # takes over by chance is its own: somebody else may still hold it.
+        # The sizes of the buffers that each node makes, temporary bytes last. A
+        # buffer taken over by chance is its own: somebody else may still hold it.
         self.made: list[list[int]] = [[] for _ in nodes]
         for i in order:
             shared = {}
@@ -388,13 +381,9 @@ class _OrderedEdges:
             self.place[i] = place
 
     def between(self, firsts: Collection[int], last: int) -> list[int]:
-        """Return the nodes before `last` that the order has behind one of `firsts`.
-
-        The last of them comes first.
-
-        Cost, here and below: linear in the nodes between them in the order, and their
-        edges.
-        """
+        """Return the nodes before `last` that the order has behind one of `firsts`."""
+        # The last of them comes first. Cost, here and below: linear in the nodes
+        # between them in the order, and their edges.
         behind = self._behind(last, firsts)
         return sorted(behind, key=self.place.__getitem__, reverse=True)
 
@@ -404,11 +393,9 @@ class _OrderedEdges:
         return [j for j in others if j not in met]
 
     def last(self, others: Sequence[int], apart: int = 0) -> list[int]:
-        """Return those of some nodes that none of the others waits for.
-
-        The first `apart` of them wait for none of each other, and come before the rest
-        in the order.
-        """
+        """Return those of some nodes that none of the others waits for."""
+        # The first `apart` of them wait for none of each other, and come before the
+        # rest in the order.
         if len(others) < 2 or apart >= len(others):
             return list(others)
         met: set[int] = set()
@@ -425,7 +412,7 @@ class _OrderedEdges:
         others: Collection[int],
         visited: Collection[int] = frozenset(),
     ) -> set[int]:
-        """Return what a node comes after, back to the first of others."""
+        """Return the nodes that one comes after, back to the first of others."""
         if not others:
             return set()
         all_before, place = self.before, self.place

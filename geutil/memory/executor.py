@@ -1,12 +1,10 @@
 """The executor: the order in which devices run a program, and simulations of it.
 
 TensorFlow's partitioner sends a tensor once to each device that reads it, as soon as it
-is made and whether the reader is ready or not. A program says the same with a node for
-each receipt, between the maker and the readers there.
-
-A pipeline is coarser: each stage of a model is on a device of its own, and the
-micro-batches of a step go through the stages forwards, and back. Nothing here knows
-TensorFlow.
+is made and whether the reader is ready or not: a program has a node for each receipt,
+between the maker and the readers there. A pipeline is coarser: each stage of a model is
+on a device of its own, and the micro-batches of a step go through the stages forwards,
+and back. Nothing here knows TensorFlow.
 """
 
 from __future__ import annotations
@@ -49,8 +47,8 @@ def execution_order(program: Program, seed: int | None = None) -> list[int]:
     A model of TensorFlow's executor with a pool of one thread. The thread works on an
     inner queue, first in, first out. A node that becomes ready joins it if it is cheap.
     Of the other nodes that become ready together, the last joins it if the queue is
-    empty; the rest go to the pool, which is last in, first out. Nodes that wait for
-    nothing become ready together, when the source node has run.
+    empty; the rest are handed to the pool, which takes up first the last to come. Nodes
+    that wait for nothing become ready together, when the source node has run.
 
     Args:
         program: the nodes and their edges.
@@ -175,8 +173,8 @@ class Stage:
         kept: the bytes that it holds of each micro-batch from its forward pass to its
             backward pass.
         transient: the bytes that a pass holds besides while it runs.
-        held: the bytes that it holds all the time: weights, their gradients, and the
-            variables of an optimizer.
+        held: the bytes that it holds all the time: weights, their gradients, and slots
+            of an optimizer.
         gradients: the bytes of the gradients that replicas exchange.
     """
 
@@ -200,7 +198,7 @@ class Pipeline:
             begins with as many forward passes as there are stages from here on, and
             then alternates.
         bandwidth: of each link between two devices, in bytes per second.
-        latency: the latency of each message, in seconds.
+        latency: the further time of each message, in seconds.
         speed: how many times as fast as in `stages` the devices compute.
         replicas: how many such pipelines share the batch. After its last backward pass
             each stage sums its gradients with its replicas, in a ring.
@@ -215,7 +213,7 @@ class Pipeline:
     replicas: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse what cannot run."""
+        """Refuse pipelines that cannot run."""
         if self.schedule not in SCHEDULES:
             raise PlanError(
                 f"{self.schedule!r} is no schedule; pass one of {', '.join(SCHEDULES)}"
@@ -289,15 +287,11 @@ class PipelineRun:
 def run_pipeline(pipeline: Pipeline) -> PipelineRun:
     """Simulate one step of a pipeline.
 
-    A pass begins when the device is free, by the stage's own order, and what it reads
-    has come. Sending takes no time of the device, and a link carries one message after
-    another in each direction.
-
-    Cost: linear in stages times micro-batches.
-
-    Source: Huang et al., "GPipe", 2018, arXiv 1811.06965; Narayanan et al.,
-        "PipeDream", 2019 (1F1B); the ring of replicas sends 2 (r - 1) / r of the
-        gradients (Patarasu and Yuan 2009).
+    A pass begins when the device is free, by the stage's own order, and its inputs have
+    come. Sending takes no time of the device, and a link carries one message after
+    another in each direction. Source: Huang et al., "GPipe", 2018, arXiv 1811.06965;
+    Narayanan et al., "PipeDream", 2019 (1F1B); the ring of replicas sends 2 (r - 1) / r
+    of the gradients (Patarasu and Yuan 2009).
 
     Example:
         Four equal stages idle for 3 of 11 passes' time with 8 micro-batches:
@@ -310,7 +304,7 @@ def run_pipeline(pipeline: Pipeline) -> PipelineRun:
     orders = [pipeline.passes(stage) for stage in range(len(stages))]
     place = [0] * len(stages)
     free = [0.0] * len(stages)
-    # When a pass (stage, micro-batch, is it backward) has what it reads.
+    # When a pass (stage, micro-batch, is it backward) has its inputs.
     came = {(0, batch, False): 0.0 for batch in range(count)}
     # When the link behind a stage is free, for each direction.
     link_free: dict[tuple[int, bool], float] = {}
@@ -372,10 +366,10 @@ def simulate(
     *,
     seed: int | None = None,
 ) -> Simulation | PipelineRun:
-    """Simulate a program without computing, and record its memory.
+    """Run a program without computing anything, and note the bytes it holds.
 
-    A buffer is held until the last reader of every tensor that shares it has run;
-    fetches stay to the end. While a node runs it holds its inputs, its outputs and its
+    A buffer is held until the last reader of every tensor that shares it has run; a
+    fetched one, to the end. While a node runs it holds its inputs, its outputs and its
     temporary bytes. A variable that is changed while it is still to be read has a
     second buffer until it has been read.
 
@@ -428,17 +422,7 @@ def simulate_side_by_side(program: Program, threads: int, seed: int) -> Simulati
 
     A node starts as soon as one of the threads is free; which of those that run ends
     next is random, and so is which of those that are ready starts: the one that became
-    so first, or the last one. Scratch memory counts as a tensor that nobody reads.
-
-    Args:
-        program: the nodes and tensors.
-        threads: how many nodes run at once at the most.
-        seed: of the random numbers.
-
-    Raises:
-        PredictionError: nodes wait for each other.
-
-    Cost: as that of `simulate`.
+    so first, or the last one. Scratch memory counts as a tensor without readers.
     """
     rng = random.Random(seed)
     program = _with_scratch_as_tensors(program)
@@ -475,10 +459,10 @@ def simulate_with_copies(
     """Simulate a device that is fed ahead of time, and copies beside its work.
 
     The host runs the nodes: one of the device is enqueued in no time, its buffers are
-    allocated then, and those that it read last are free for what is enqueued later. A
-    copy to or from another device's memory begins when what makes its tensor has run on
-    the device, goes through one channel after the copies before it, and holds its
-    tensor until it has ended; only then its readers are ready.
+    allocated then, and those that it read last are free for nodes that are enqueued
+    later. A copy to or from another device's memory begins when the maker of its tensor
+    has run on the device, goes through one channel after the copies before it, and
+    holds its tensor until it has ended; only then its readers are ready.
 
     Args:
         program: the nodes and tensors of one device.
@@ -487,13 +471,7 @@ def simulate_with_copies(
         launch: the seconds for which the host is busy with a node.
 
     Returns:
-        The buffers in the order in which they are allocated, and the seconds of the
-        step.
-
-    Raises:
-        PredictionError: nodes wait for each other.
-
-    Cost: as that of `simulate`, but for a logarithm.
+        The buffers in the order of their allocation, and the seconds of the step.
     """
     nodes, makers = program.nodes, program.makers
     copying = frozenset(copies)
@@ -556,7 +534,7 @@ def typical(program: Program, seeds: int = SEEDS) -> Simulation:
 
 
 def _check_order(program: Program, order: Sequence[int]) -> None:
-    """Raise if an order repeats or lacks a node, or has one before what it needs."""
+    """Raise if an order repeats or lacks a node, or has one before its inputs."""
     nodes, makers = program.nodes, program.makers
     done = [False] * len(nodes)
     for i in order:

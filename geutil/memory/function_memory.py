@@ -1,7 +1,7 @@
 """The memory of functions that ops run: calls, branches, loops that pile up lists.
 
-Such an op is one node of a program, and what its function holds beyond the results is
-its temporary memory.
+Such an op is one node of a program, and the bytes of its function beyond the results
+are its temporary memory.
 """
 
 from __future__ import annotations
@@ -62,11 +62,9 @@ def _piled(loops: Loops, op: Operation, graph: Graph, size_of: SizeOf) -> Piled:
 
 
 def _returned_lists(graph: Graph, piled: Mapping[Operation, Piled]) -> Piled:
-    """Return the memory of the lists that a function returns and that its loops made.
-
-    Tf_keras has its recurrent layers in functions, whose gradient is another one that
-    takes the lists.
-    """
+    """Return the memory of the lists that a function's loops make and it returns."""
+    # Tf_keras has its recurrent layers in functions, whose gradient is another one that
+    # takes the lists.
     returned = Piled()
     met: set[int] = set()
     for i, result in enumerate(graph.outputs):
@@ -106,7 +104,7 @@ class ListSizes:
 
 
 ReadBody = Callable[[Graph, "Mapping[Operation, Called]"], Program]
-"""Reads the graph of a function, given what its own calls hold."""
+"""Reads the graph of a function, given the memory of its own calls."""
 
 
 @dataclass(frozen=True)
@@ -152,12 +150,10 @@ class CalledFunctions:
     def called_in(
         self, graph: Graph, among: Collection[Operation] | None = None
     ) -> dict[Operation, Called]:
-        """Return the memory of the functions that a graph's ops run.
-
-        The larger branch of a conditional counts; of a loop two iterations, since one
-        begins before the last one has ended, and the lists that it adds to each time,
-        if constants tell how often it runs.
-        """
+        """Return the memory of the functions that a graph's ops run."""
+        # The larger branch of a conditional counts; of a loop two iterations, since one
+        # begins before the last one has ended, and the lists that it adds to each time,
+        # if constants tell how often it runs.
         called_by_op: dict[Operation, Called] = {}
         loop_graphs: dict[Operation, tuple[Graph, Graph]] = {}
         for caller in function_calls.callers_in(graph):
@@ -201,7 +197,7 @@ class CalledFunctions:
         return self._known.get(key)
 
     def _of_body(self, body: Graph) -> Called:
-        """Return what one run of a function holds, and the lists that it returns."""
+        """Return the memory of one run of a function, and the lists that it returns."""
         calls = self.called_in(body)
         program = self._read(body, calls)
         piled = {op: called.results for op, called in calls.items()}
@@ -228,11 +224,9 @@ class CalledFunctions:
 
 
 def _forwarded(body: Graph) -> dict[int, int]:
-    """Return which argument each result of a function is that is one.
-
-    The tensors that the gradient of a compiled call reads are results of it. XLA gives
-    those that were arguments back as they came.
-    """
+    """Map the results of a function that are arguments to these."""
+    # The tensors that the gradient of a compiled call reads are results of it. XLA
+    # gives those that were arguments back as they came.
     place = {id(t): i for i, t in enumerate(body.inputs)}
     sources = ((i, t, source_of(t)) for i, t in enumerate(body.outputs))
     return {
@@ -243,14 +237,14 @@ def _forwarded(body: Graph) -> dict[int, int]:
 
 
 def uncounted_loops(calls: Mapping[Operation, Called]) -> tuple[str, ...]:
-    """Return the loops whose lists are left out of what some ops hold."""
+    """Return the loops whose lists do not count in the memory of some ops."""
     return tuple(name for called in calls.values() for name in called.uncounted)
 
 
 def _of_loop(
     op: Operation, times: int | None, piled: Piled, body: Graph, once: Called
 ) -> Called:
-    """Return what a loop holds, given what one iteration does."""
+    """Return the memory of a loop, given that of one iteration."""
     most = function_calls.parallel_iterations(op)
     if times is not None:
         most = min(most, times)
@@ -269,7 +263,7 @@ def _of_loop(
 
 
 def _largest(bodies: Sequence[Called]) -> Called:
-    """Return what an op holds that runs one of several functions."""
+    """Return the memory of an op that runs one of several functions."""
     largest = Piled()
     for results in (body.results for body in bodies):
         pairs = ((largest.sizes, results.sizes), (largest.lists, results.lists))

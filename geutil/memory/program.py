@@ -13,38 +13,83 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from geutil.errors import PredictionError
+from geutil.graph.op_types import SHAPE_READERS
 from geutil.memory.allocator import Allocator
 
-PHASES = ("forward", "recompute", "backward", "update")
-"""The parts, in the order in which they begin."""
+BOOKKEEPING = "bookkeeping"
+PHASES = ("forward", "recompute", "backward", "update", BOOKKEEPING)
+"""The parts, in the order in which they begin; bookkeeping is part of none of them."""
 
 _SCOPE = re.compile(r"(?:^|/)(recomputed|gradients|gradient_tape)(?:_\d+)?/")
-"""The scopes of what runs again, and of gradients: geutil's and TensorFlow's names."""
+"""The scopes of ops that run again, and of gradients: geutil's and TensorFlow's."""
 
 
-def phases_of(ops: Iterable[tuple[str, Sequence[int]]]) -> list[str]:
-    """Return the phase of each op of a step, of which the names and reads are given.
+_DATALESS = SHAPE_READERS | {"Const", "ControlTrigger", "NoOp"}
+"""Types of ops whose results depend on no data."""
+_DRAWS = re.compile(r"Random|Uniform|Normal|Rng")
+"""Types of ops that draw numbers: data, though they read no more than a shape."""
+_FEW_BYTES = 512
+"""The size of shapes, axes and scalars: 64 integers of 8 bytes, as `times` has it."""
 
-    Gradients lie in a scope that TensorFlow or geutil gave them, and what runs again in
-    geutil's own. Of the rest, what depends on either is the update, and what does not
-    is the forward pass.
+
+class Ran(NamedTuple):
+    """An op of a step that ran.
+
+    Attributes:
+        name: its name.
+        type: its type.
+        reads: the places, in the order of execution, of the ops that it reads.
+        bytes: what it made.
+    """
+
+    name: str
+    type: str
+    reads: Sequence[int] = ()
+    bytes: int = 0
+
+
+def phases_of(ops: Iterable[Ran]) -> list[str]:
+    """Return the phase of each op of a step, given in the order of execution.
+
+    Gradients lie in a scope that TensorFlow or geutil gave them, and recomputed ops in
+    geutil's own. Of the rest, an op that depends on either belongs to the update, and
+    any other to the forward pass. Constants, shapes, control, and values that follow
+    from these alone are bookkeeping, unless a forward op makes a large one: no data
+    goes through them, and the executor runs them before the forward pass begins.
 
     Example:
-        >>> step = [("x", []), ("y", [0]), ("gradients/y_grad", [1]), ("w/add", [2])]
+        >>> step = [
+        ...     Ran("x", "Placeholder"),
+        ...     Ran("gradients/Shape", "Shape", [0]),
+        ...     Ran("y", "Tanh", [0]),
+        ...     Ran("gradients/y_grad", "TanhGrad", [2]),
+        ...     Ran("w/add", "AddV2", [3]),
+        ... ]
         >>> phases_of(step)
-        ['forward', 'forward', 'backward', 'update']
+        ['forward', 'bookkeeping', 'forward', 'backward', 'update']
     """
     phases: list[str] = []
     depends: list[bool] = []
-    for name, reads in ops:
+    has_data: list[bool] = []
+    for name, kind, reads, size in ops:
         scope = _SCOPE.search(name)
         again = scope is not None and scope[1] == "recomputed"
         phase = ("recompute" if again else "backward") if scope else None
         behind = any(depends[place] for place in reads)
-        phases.append(phase or ("update" if behind else "forward"))
+        data = kind not in _DATALESS and (
+            not reads
+            or _DRAWS.search(kind) is not None
+            or any(has_data[place] for place in reads)
+        )
+        is_bookkeeping = not data and (
+            kind in _DATALESS or scope is not None or size <= _FEW_BYTES
+        )
+        own = phase or ("update" if behind else "forward")
+        phases.append(BOOKKEEPING if is_bookkeeping else own)
         # A constant in the scope of gradients may serve the forward pass, too:
         # Grappler keeps one of several that are equal.
-        depends.append(behind or (phase is not None and bool(reads)))
+        depends.append(data and (behind or phase is not None))
+        has_data.append(data)
     return phases
 
 
@@ -106,13 +151,10 @@ def addresses(nodes: Sequence[Node], seed: int) -> list[int]:
 
 @dataclass(frozen=True)
 class Device:
-    """The device that a step runs on.
+    """The device that a step runs on."""
 
-    Attributes:
-        kind: "CPU" or "GPU".
-        onednn: whether oneDNN merges ops and makes some of them run later.
-        allocator: how buffers get their memory; None where each takes its own bytes.
-    """
+    # oneDNN merges ops and makes some of them run later. Without an allocator each
+    # buffer takes its own bytes.
 
     kind: str = "CPU"
     onednn: bool = False
@@ -126,8 +168,8 @@ class Program:
     Attributes:
         nodes: the nodes; a node's number is its place. Any order will do, but where
             several nodes are ready at once their order decides.
-        sizes: the bytes of each tensor. Tensors that stay all the time (variables,
-            constants, feeds) have size 0.
+        sizes: the bytes of each tensor. Those held all the time (variables, constants,
+            feeds) have size 0.
         fetched: the tensors that are held to the end, by number.
         variable_bytes: the bytes of the variables.
         variables: the bytes of each, if they are known.
@@ -235,9 +277,9 @@ class Program:
     ) -> tuple[Program, dict[int, int]]:
         """Return the program without nodes whose results do not count, and new numbers.
 
-        A node that reads or awaits one of the nodes `numbers` waits for the inputs of
-        that node. Those that wait for more than `most` others stay; None if none does.
-        The tensors are the same. Cost: linear in nodes and edges.
+        Whatever reads or awaits one of the nodes `numbers` waits for the inputs and
+        waits of that. Those that wait for more than `most` others stay; None if none
+        does. The tensors are the same. Cost: linear in nodes and edges.
         """
         sizes = list(self.sizes)
         place: dict[int, int] = {}
@@ -286,7 +328,7 @@ class Program:
     def without_views(
         self, apart: Collection[int]
     ) -> tuple[Program, dict[int, int], dict[int, int]]:
-        """Return the program in which readers of a view read the viewed tensor.
+        """Return the program in which readers of a view read its source.
 
         Besides, the tensor that each view shows, and the new number of each node that
         is left. Tensors `apart` stay, views or not. Cost: linear in nodes and edges.

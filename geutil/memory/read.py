@@ -20,6 +20,7 @@ from geutil.graph import (
 )
 from geutil.graph.placement import planned_for
 from geutil.graph.types import GivenShapes, Graph, IdentitySet, Operation, Tensor
+from geutil.graph.walks import tensor_name
 from geutil.memory.function_memory import (
     NOTHING,
     Called,
@@ -37,10 +38,7 @@ _SHOWN = 6
 
 
 class Shapes:
-    """The bytes of the tensors of a step, by the shapes that a caller gives for some.
-
-    Raises PredictionError where the graph has no tensor of a name.
-    """
+    """The bytes of the tensors of a step, by shapes that a caller gives for some."""
 
     def __init__(self, graph: Graph, shapes: GivenShapes | None) -> None:
         self._graph = graph
@@ -81,10 +79,8 @@ class Shapes:
         return size or 0
 
     def _said_of(self, tensor: Tensor) -> list[int | None] | None:
-        """Return the shape given by the caller or by `set_shape`, even of what follows.
-
-        In the body of a call, the one in the function from which that was made.
-        """
+        """Return a shape given by the caller or by `set_shape`, even of dependents."""
+        # In the body of a call, the one in the function from which that was made.
         graph = self._graph
         if hasattr(tensor.graph, "outer_graph"):
             graph = functions.body_graph(graph, tensor.graph.name)
@@ -92,7 +88,7 @@ class Shapes:
         else:
             shape = self._given.get(tensor.name)
         if shape is None and graph is not None:
-            # What is not there was made by the optimizer.
+            # A missing tensor was made by the optimizer.
             with suppress(KeyError, ValueError):
                 shape = graph.get_tensor_by_name(tensor.name).shape
         return None if shape is None or shape.rank is None else shape.as_list()
@@ -118,7 +114,7 @@ def _found(graph: Graph, key: Any) -> Tensor:
     if types.is_tensor(key):
         return key
     try:
-        return graph.get_tensor_by_name(types.tensor_name(key))
+        return graph.get_tensor_by_name(tensor_name(key))
     except (KeyError, ValueError, TypeError):
         raise PredictionError(
             f"shapes= names {key!r}, but the graph has no such tensor"
@@ -146,9 +142,7 @@ def calls_of(
     """Return the memory of the functions that some ops of a graph run.
 
     Tensors of unknown shape in a body count nothing. `edits` are planned edits of
-    loops, each of which `write`s itself into a `GraphDef`. Cost: linear in the ops of
-    the graph, and of the bodies; with loops, a copy of the ops besides, in which their
-    shapes are inferred.
+    loops, each of which `write`s itself into a `GraphDef`.
     """
     if not ops:
         return {}
@@ -192,10 +186,7 @@ class _GraphEdges(Edges):
 
 @dataclass(frozen=True, eq=False)
 class Reading:
-    """Ops of a graph as a program.
-
-    First a node for each op outside that is read, then one for each op, in their order.
-    """
+    """Ops of a graph as a program: nodes for outer inputs, then for the ops."""
 
     program: Program
     # The node of each op.
@@ -219,8 +210,8 @@ def read_ops(
     """Read some ops of a graph as a program.
 
     Args:
-        ops: the ops, with all that they wait for; each after what it reads, but for
-            loops of version 1. What others of them read is given.
+        ops: the ops, with all that they wait for; each after its inputs, but for loops
+            of version 1. Inputs from other ops are given.
         fetched: the tensors that are asked for.
         size_of: the bytes of a tensor.
         calls: the memory of the functions that ops run.
@@ -315,7 +306,7 @@ class _OpReader:
         )
 
     def _scratch(self, op: Operation) -> tuple[int, int]:
-        """Return what an op's kernel allocates, and what it takes besides, in bytes."""
+        """Return the bytes that an op's kernel allocates, and takes besides."""
         if self._is_gpu:
             return gpu.temporary_bytes(op, self._dims), 0
         of_kernel = op, self._device.onednn, self._dims
@@ -333,16 +324,14 @@ class _OpReader:
                 node = self.nodes[i]
                 outputs, updates = [len(self.sizes)], reads[id(op.inputs[0])]
                 self.nodes[i] = node.changed(outputs=outputs, updates=updates)
-                # What is added is as large, should the handle come from elsewhere.
+                # The added tensor is as large, should the handle come from elsewhere.
                 added = max(self.sizes[tensor] for tensor in node.inputs)
                 self.sizes.append(variable_bytes(op.inputs[0].op) or added)
 
     def _add_places_of_maxima(self) -> dict[int, int]:
-        """Let pools of maxima hold where the maxima are, which their gradients read.
-
-        oneDNN's kernel writes a byte for each. The gradient of what is no pool, or
-        without oneDNN, looks for them anew.
-        """
+        """Let pools of maxima hold the places that their gradients read."""
+        # oneDNN's kernel writes a byte for each. A gradient whose input is no pool, or
+        # without oneDNN, looks for them anew.
         found: dict[int, int] = {}
         nodes, sizes = self.nodes, self.sizes
         for op, i in self.places.items():
@@ -367,12 +356,10 @@ class _OpReader:
 def equal_constants(
     ops: Iterable[Operation], fetched: Iterable[Tensor] = ()
 ) -> dict[Operation, Operation]:
-    """Map constants to the first ones of their values, but for `fetched` ones.
-
-    The executor's common subexpression elimination makes one node of them. Of nodes
-    that wait for nothing, those made first run first: with a constant of its own, the
-    update of each weight would come after all the rest.
-    """
+    """Map constants to the first ones of their values, but for `fetched` ones."""
+    # The executor's common subexpression elimination makes one node of them. Of nodes
+    # that wait for nothing, those made first run first: with a constant of its own, the
+    # update of each weight would come after all the rest.
     stays = {t.op for t in fetched}
     first: dict[tuple[str, bytes], Operation] = {}
     instead: dict[Operation, Operation] = {}

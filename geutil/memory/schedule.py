@@ -1,4 +1,4 @@
-"""Orders in which a step holds little: what frees memory first, the rest late."""
+"""Low-memory orders of a step: nodes that free memory first, the rest late."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ def planned_order(
 
     No order is best for all networks, so `frugal_order` is tried with each rank, and
     the executor's own order as well; with `known`, the places of some nodes, also
-    `order_around` these. Of equal peaks the first counts. Raises PredictionError if
-    nodes wait for each other. Cost: some 80 us for each node.
+    `order_around` these. Of equal peaks the first counts. Cost: some 80 us for each
+    node.
     """
     edges = _Edges(program)
     tried = [_Scheduler(edges, r) for r in ("length", "usual", "creation")]
@@ -47,10 +47,7 @@ def planned_order(
 
 
 def quick_order(program: Program, known: Mapping[int, int] = _NONE_KNOWN) -> Simulation:
-    """Simulate a program in `frugal_order`, or in `order_around` if that holds less.
-
-    As `planned_order`, at some 15 us for each node.
-    """
+    """Simulate a program in `frugal_order`, or in `order_around` if that holds less."""
     edges = _Edges(program)
     run = _Scheduler(edges, "length").run()
     if not known:
@@ -60,35 +57,31 @@ def quick_order(program: Program, known: Mapping[int, int] = _NONE_KNOWN) -> Sim
 
 
 def frugal_order(program: Program, rank: Rank = "length") -> list[int]:
-    """Return the nodes in an order that holds little.
+    """Return the nodes in a low-memory order.
 
-    Whatever holds no more than before runs as soon as it can. So does what makes
-    something large that the nodes behind it use up at once: a weight gradient and its
-    update, which then run in one burst. If there is no such node, `rank` decides. With
-    "length" the node with the longest way to the end runs: what is only needed at the
-    end of a shorter way, to be added to the result of a longer one, would be held in
-    the meantime. (List scheduling by critical path, Coffman and Graham 1972, after what
-    is for free.)
-
-    Cost: linear in nodes and edges, times the logarithm of how many are ready at once;
-    some 15 us for each node.
+    A node that holds no more than before runs as soon as it can. So does one whose
+    large result the nodes behind it use up at once: a weight gradient and its update,
+    which then run in one burst. If there is no such node, `rank` decides. With "length"
+    the node with the longest way to the end runs: the end of a shorter way, to be added
+    to the result of a longer one, would be held in the meantime. (List scheduling by
+    critical path, Coffman and Graham 1972, after all free nodes.)
     """
     return list(_Scheduler(_Edges(program), rank).run().order)
 
 
 def order_around(program: Program, known: Mapping[int, int]) -> list[int]:
-    """Return the nodes in an order that is known of some of them.
+    """Return the nodes in an order around known places of some of them.
 
     Of the others, those that make no more than the largest tensor that they read run
-    right behind what they need, and so do those that no node needs; the rest just
-    before the first node that needs them. What changes a variable comes behind what
-    reads its old value. Several nodes may have the same place in `known`.
+    right behind their inputs, and so do those that no node needs; the rest just before
+    the first node that needs them. An update of a variable comes behind the readers of
+    its old value. Several nodes may have the same place in `known`.
     """
     return list(_Scheduler(_Edges(program), known, greedy=False).run().order)
 
 
 class _Edges:
-    """A program and what all schedules of it ask of its edges."""
+    """A program and the relations of its edges that all schedules ask for."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
@@ -125,10 +118,8 @@ class _Edges:
         return joint_order(self.program, devices, successors=self.successors)
 
     def _closure(self, i: int) -> frozenset[int] | None:
-        """Return all that reads what a node makes, directly or not, for a burst.
-
-        None if these are more than a burst has, or if something is fetched.
-        """
+        """Return all readers of a node's results, direct or not, for a burst."""
+        # None if these are more than a burst has, or if something is fetched.
         sizes, behind = self.program.sizes, self.behind
         closure: set[int] = set()
         for t in self.program.nodes[i].outputs:
@@ -143,7 +134,7 @@ class _Edges:
 
 
 class _Scheduler:
-    """List scheduling of one program; `greedy` takes first what holds no more."""
+    """List scheduling of one program; `greedy` takes nodes first that hold no more."""
 
     def __init__(
         self, edges: _Edges, rank: Rank | Mapping[int, int], *, greedy: bool = True
@@ -203,7 +194,7 @@ class _Scheduler:
 
     def _add(self, i: int) -> None:
         self._waiting[i] = False
-        # What has run is never ready again.
+        # A node that has run is never ready again.
         self._pending[i] = -1
         successors = self._edges.successors[i]
         for j in successors:
@@ -238,12 +229,10 @@ class _Scheduler:
         return changed
 
     def _used_up(self, i: int) -> list[int] | None:
-        """Return a node and those behind it that use up all that they make, in order.
-
-        None if somebody else reads it, too, or reads besides what is not there yet, if
-        something larger is made on the way, or if a variable is changed on the way that
-        others are still to read.
-        """
+        """Return a node and those behind it that use up all their results, in order."""
+        # None if another node reads them, too, or if one reads a tensor besides that is
+        # not there yet, if a larger one is made on the way, or if a variable is changed
+        # on the way that others are still to read.
         closure = self._edges.behind[i]
         if closure is None:
             return None
@@ -257,7 +246,7 @@ class _Scheduler:
             burst.append(j)
             for after in successors[j]:
                 rest = left[after] = left.get(after, pending[after]) - 1
-                # What only waits (for all updates, say) is no part of it.
+                # An op that only waits (for all updates, say) is no part of it.
                 if not rest and after in closure:
                     waiting.append(after)
         if len(burst) <= len(closure):
@@ -269,7 +258,7 @@ class _Scheduler:
 
 
 def _ranks(edges: _Edges, rank: Rank) -> list[int]:
-    """Return for each node what it is picked by, the least first."""
+    """Return the rank of each node, the least first."""
     ranks = list(range(len(edges.sorted)))
     if rank == "usual":
         for place, i in enumerate(edges.usual):
@@ -305,6 +294,6 @@ def _ranks_around(edges: _Edges, known: Mapping[int, int]) -> Sequence[float]:
             read_last[t] = max(read_last.get(t, 0), ranks[i])
     for i, node in enumerate(nodes):
         if i not in known and node.updates:
-            # To wait for what reads the old value holds no more than to leave it there.
+            # To wait for readers of the old value holds no more than to leave it there.
             ranks[i] = max(ranks[i], *(read_last.get(t, 0) + 0.5 for t in node.updates))
     return ranks

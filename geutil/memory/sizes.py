@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 from geutil.graph import types
 from geutil.graph.state import state_of
 from geutil.graph.types import GivenShapes, Tensor
+from geutil.graph.walks import tensor_name
 
 Dims: TypeAlias = tuple[int | None, ...]
 
 UNKNOWN = 32
 """The size assumed for an unknown dimension: most are a batch."""
-
-
-def megabytes(size: int) -> str:
-    """Return a size in MB of 10^6 bytes, small ones with more places."""
-    amount = size / 1e6
-    if size == 0 or abs(amount) >= 100:
-        return f"{amount:.0f} MB"
-    return f"{amount:.1f} MB" if abs(amount) >= 1 else f"{amount:.2g} MB"
-
-
-_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}
-_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-
-
-def byte_count(amount: Any) -> int | None:
-    """Return a number or a text such as "1.5GB" as bytes; None if neither."""
-    if isinstance(amount, bool):
-        return None
-    if isinstance(amount, int | float):
-        return int(amount) if 0 < amount < math.inf else None
-    read = re.fullmatch(r"\s*(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)\s*", str(amount))
-    unit = _UNITS.get(read[2].upper()) if read else None
-    if not isinstance(amount, str) or read is None or unit is None:
-        return None
-    return int(float(read[1]) * unit) or None
 
 
 STRING_BYTES = 24
@@ -91,9 +66,7 @@ def bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None:
     dims = types.dims_of(tensor)
     for key, shape in types.pairs_of(shapes):
         key = types.dereference(key)
-        if key is tensor or (
-            isinstance(key, str) and types.tensor_name(key) == tensor.name
-        ):
+        if key is tensor or (isinstance(key, str) and tensor_name(key) == tensor.name):
             dims = tuple(type(tensor.shape)(shape).as_list())
     return bytes_of_shape(tensor.dtype, dims)
 
@@ -114,11 +87,9 @@ def tensor_elements(tensor: Tensor, unknown: int = UNKNOWN) -> int:
 
 
 def tensor_bytes(tensor: Tensor, unknown: int = UNKNOWN) -> int:
-    """Return the size of a tensor in bytes, by the shape it has or is taken to have.
-
-    Handles, variants and strings count nothing: their contents are elsewhere. So does a
-    tensor of unknown rank. An unknown dimension counts as `unknown`.
-    """
+    """Return the size of a tensor in bytes, by its known or assumed shape."""
+    # Handles, variants and strings count nothing: their contents are elsewhere. So does
+    # a tensor of unknown rank.
     if tensor.dtype.name in ("resource", "variant", "string"):
         return 0
     return tensor_elements(tensor, unknown) * int(tensor.dtype.size)

@@ -21,8 +21,8 @@ from geutil.errors import (
     PlotError,
 )
 from geutil.graph.types import type_name
-from geutil.memory.sizes import megabytes
 from geutil.notebook_display import Shown
+from geutil.sizes import size_text
 
 TRACE = "allocation records of a traced Session"
 ALLOCATOR = "allocator statistics"
@@ -83,14 +83,18 @@ class Moment:
 
     Attributes:
         op: its name.
-        bytes: the largest memory while it runs.
-        phase: "forward", "recompute", "backward" or "update", by the scopes that
-            TensorFlow and geutil give to gradients; "" where it is not known.
+        bytes: the most bytes held while it runs.
+        phase: "forward", "recompute", "backward" or "update", known by the scopes that
+            TensorFlow and geutil give to gradients; "bookkeeping" of constants, shapes
+            and control, through which no data goes; "" where it is not known.
+        time: about how long it takes: in multiply-adds of a convolution where it is
+            predicted, in seconds where it is measured; 0 where nothing is known.
     """
 
     op: str
     bytes: int
     phase: str = ""
+    time: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -106,11 +110,12 @@ class Timeline(Shown):
         source: where the figures come from, for example "predicted".
         lifetimes: all buffers that are held at some moment, by the order in which they
             are made; () where that is not known, as of measured steps.
-        note: a note on the figures, for example that they are the sum over several
-            devices; "" if none.
+        note: a fact to know of the figures, for example that they are the sum over
+            several devices; "" if nothing.
         resident: the most bytes of memory that are in use at once: of a process, with
-            the memory of kernels beside TensorFlow's allocator; of a GPU, the chunks of
-            the allocator. None where that is not known, as of measured steps.
+            the bytes that kernels take beside TensorFlow's allocator; of a GPU, the
+            chunks that the allocator hands out. None where that is not known, as of
+            measured steps.
         extent: of a GPU, the bytes that it must have free for the step and its
             variables, gaps between chunks included; None likewise.
     """
@@ -167,9 +172,9 @@ class Timeline(Shown):
         index = self.peak_index
         where = "" if index is None else f" at '{self.moments[index].op}'"
         headline = (
-            f"peak {megabytes(self.peak)}{where} ({self.source}; 1 MB = 10^6 bytes), "
-            f"besides variables {megabytes(self.variable_bytes)} and constants "
-            f"{megabytes(self.constant_bytes)}"
+            f"peak {size_text(self.peak)}{where} ({self.source}; 1 MB = 10^6 bytes), "
+            f"besides variables {size_text(self.variable_bytes)} and constants "
+            f"{size_text(self.constant_bytes)}"
         )
         lines = [headline, *([f"  {self.note}"] if self.note else [])]
         lines += largest_lines(self.at_peak)
@@ -181,10 +186,10 @@ def largest_lines(tensors: Sequence[LiveTensor]) -> list[str]:
     shown, rest = tensors[:_SHOWN], tensors[_SHOWN:]
     width = max((len(tensor.name) for tensor in shown), default=0)
     lines = [
-        f"  {megabytes(t.bytes):>9}  {t.name:<{width}}  {t.op_type}" for t in shown
+        f"  {size_text(t.bytes):>9}  {t.name:<{width}}  {t.op_type}" for t in shown
     ]
     if rest:
-        size = megabytes(sum(tensor.bytes for tensor in rest))
+        size = size_text(sum(tensor.bytes for tensor in rest))
         lines.append(f"  {size:>9}  in {len(rest)} smaller ones")
     return lines
 
@@ -224,11 +229,11 @@ class Environment:
 
 @dataclass(frozen=True)
 class DeviceMeasurement:
-    """The memory of one device in a step, above that before it.
+    """The memory that one device of a step needed, above that held before.
 
     Attributes:
         device: its full name.
-        trace_peak: as in `Measurement`, for tensors that the device made and received.
+        trace_peak: as in `Measurement`, of tensors that the device made and received.
         allocator_peak: that of the device's process; None where it keeps no statistics,
             or where several devices are of one process.
         resident_peak: how far the device's process grew; None likewise.
@@ -248,7 +253,7 @@ class DeviceMeasurement:
 
     def __str__(self) -> str:
         peaks = [(p, name) for p, name in _peaks_of(self) if p is not None]
-        parts = [f"{megabytes(p)} by {name}" for p, name in peaks]
+        parts = [f"{size_text(p)} by {name}" for p, name in peaks]
         return f"{self.device}: {', '.join(parts) or 'nothing'}"
 
 
@@ -263,7 +268,7 @@ def _peaks_of(row: DeviceMeasurement | Measurement) -> list[tuple[int | None, st
 
 @dataclass(frozen=True)
 class Measurement:
-    """The memory of a step, above that of the process before it.
+    """The memory that a step needed, above that of the process before it.
 
     Variables, arguments and feeds are held before, and are not counted.
 
@@ -273,18 +278,18 @@ class Measurement:
             its graph, which may order the ops a little differently. None where there
             are no records.
         allocator_peak: the peak by the statistics of TensorFlow's allocator, which
-            counts the chunks that it hands out: up to twice their buffers. On the CPU
-            it does not count buffers smaller than 256 KiB. None where it keeps none: on
-            the CPU with oneDNN off.
-        resident_peak: how far the process grew. Beside the step it has the memory of
-            Grappler and XLA to compile it, and the unused memory of the allocator. None
-            where the system does not report it: elsewhere than on Linux.
+            counts the chunks that it hands out: up to twice the request. On the CPU it
+            counts no buffers smaller than 256 KiB. None where it keeps none: on the CPU
+            with oneDNN off.
+        resident_peak: how far the process grew. Beside the step it holds the memory of
+            Grappler and XLA for compiling it, and chunks that the allocator keeps
+            unused. None where the system does not tell: elsewhere than on Linux.
         timeline: the memory op by op; None where there are no records.
         seconds: the time of each step; the first step, which compiles, is not one.
-        environment: other conditions of the figures.
+        environment: the settings that the figures depend on.
         partly_compiled: whether XLA compiles calls in the step. The records, and the
-            timeline, lack the tensors of these; the allocator counts them. So the
-            larger of both figures is the peak.
+            timeline, lack the buffers of these; the allocator counts it. So the larger
+            of both figures is the peak.
         devices: the devices of the step by name, each for itself. Of several tasks, the
             peaks and the timeline above are those of the fullest one; of several
             devices of one process, those of all together.
@@ -330,9 +335,9 @@ class Measurement:
         return peaks
 
     def __str__(self) -> str:
-        lines = [f"peak {megabytes(self.peak)} by {self.source} (1 MB = 10^6 bytes)"]
+        lines = [f"peak {size_text(self.peak)} by {self.source} (1 MB = 10^6 bytes)"]
         lines += [
-            f"  {source}: {'none' if peak is None else megabytes(peak)}"
+            f"  {source}: {'none' if peak is None else size_text(peak)}"
             for peak, source in self._peaks()
             if source != self.source
         ]
@@ -385,11 +390,11 @@ class TimelineComparison(Shown):
         return plot_timelines([("before", self.before), ("after", self.after)], path)
 
     def __str__(self) -> str:
-        before, after = megabytes(self.before.peak), megabytes(self.after.peak)
+        before, after = size_text(self.before.peak), size_text(self.after.peak)
         change = "saves" if self.saved >= 0 else "costs"
         headline = (
             f"peak {before} -> {after}: {self.ratio:.2f} of it, {change} "
-            f"{megabytes(abs(self.saved))}"
+            f"{size_text(abs(self.saved))}"
         )
         return f"{headline}\nbefore: {self.before}\nafter: {self.after}"
 
@@ -444,7 +449,7 @@ Labelled = Sequence[tuple[str, Timeline]]
 
 
 def plot_timelines(timelines: Labelled, path: str | os.PathLike[str]) -> Path:
-    """Draw one labelled timeline, or two to compare, and what is held at each peak."""
+    """Draw one labelled timeline, or two to compare, and the tensors at each peak."""
     with _figure(path, (12, 1.6 + 3.4 * len(timelines))) as figure:
         grid = figure.add_gridspec(len(timelines), 2, width_ratios=(3, 2))
         _draw_curves(figure.add_subplot(grid[:, 0]), timelines)
@@ -456,10 +461,7 @@ def plot_timelines(timelines: Labelled, path: str | os.PathLike[str]) -> Path:
 
 @contextmanager
 def drawn_axes(path: str | os.PathLike[str], x: str, y: str) -> Iterator[Any]:
-    """Yield axes to draw on, labelled `x` and `y`; write the picture at the end.
-
-    Raises MissingExtraError without matplotlib, PlotError for a suffix of no format.
-    """
+    """Yield axes to draw on, labelled `x` and `y`; write the picture at the end."""
     with _figure(path, (8, 4.5)) as figure:
         axes = figure.add_subplot()
         axes.set_xlabel(x)
@@ -527,7 +529,7 @@ def _mark_peak(axes: Any, timeline: Timeline, scale: float, colour: str) -> None
     # Text on the side of the middle stays within the axes.
     late = index > len(timeline.moments) / 2
     axes.annotate(
-        f"peak {megabytes(timeline.peak)}",
+        f"peak {size_text(timeline.peak)}",
         (middle, height),
         xytext=(-6 if late else 6, 6),
         textcoords="offset points",
@@ -551,7 +553,7 @@ def _draw_held(axes: Any, label: str, timeline: Timeline, colour: str) -> None:
     for place, (name, size) in enumerate(rows):
         text = {"y": place, "va": "center", "fontsize": 8, "parse_math": False}
         axes.text(largest * 0.01, s=name, **text)
-        axes.text(largest * 1.28, s=megabytes(size), ha="right", **text)
+        axes.text(largest * 1.28, s=size_text(size), ha="right", **text)
     axes.set_xlim(0, largest * 1.3)
     # As many rows in each picture, so that they have one height.
     axes.set_ylim(_ROWS + 0.6, -0.6)
@@ -560,8 +562,8 @@ def _draw_held(axes: Any, label: str, timeline: Timeline, colour: str) -> None:
     where = "" if index is None else f"\nin '{shortened(timeline.moments[index].op)}'"
     title = f"{label}: held at the peak" if label else "Held at the peak"
     besides = (
-        f"\nbesides variables {megabytes(timeline.variable_bytes)}, "
-        f"constants {megabytes(timeline.constant_bytes)}"
+        f"\nbesides variables {size_text(timeline.variable_bytes)}, "
+        f"constants {size_text(timeline.constant_bytes)}"
     )
     axes.set_title(title + where + besides, fontsize=9, loc="left", parse_math=False)
 

@@ -70,10 +70,8 @@ _FACTORS = {
 
 
 def is_heavy(tensor: Tensor) -> bool:
-    """Tell whether a tensor is the result of a heavy op, with its bias if it has one.
-
-    Kernels add the bias in place, so it is the sum that is kept.
-    """
+    """Tell whether a tensor is the result of a heavy op, its bias included."""
+    # Kernels add the bias in place, so it is the sum that is kept.
     op = tensor.op
     if op.type in _BIAS:
         return op.inputs[0].op.type in HEAVY
@@ -82,11 +80,9 @@ def is_heavy(tensor: Tensor) -> bool:
 
 
 def multiply_adds(op: Operation) -> int:
-    """Return the multiply-adds of an op, an unknown dimension counted as 32.
-
-    Exact for convolutions, their gradients and matrix products. Any other op counts one
-    for each element that it reads or writes.
-    """
+    """Return the multiply-adds of an op, an unknown dimension counted as 32."""
+    # Exact for convolutions, their gradients and matrix products. Any other op counts
+    # one for each element that it reads or writes.
     if op.type in CONVOLUTIONS or op.type in _FILTER_GRADIENTS:
         return _convolution(op)
     if op.type in PRODUCTS and len(op.inputs) == 2:
@@ -100,7 +96,7 @@ def _moved_elements(op: Operation) -> int:
 
 def _convolution(op: Operation) -> int:
     """Count the weights that each element of the layer's output depends on."""
-    # A gradient, and a transposed convolution, read what the plain one would write.
+    # A gradient, and a transposed convolution, read the result of the plain one.
     spread = op.inputs[2] if "Backprop" in op.type else op.outputs[0]
     weights = _dims(op.outputs[0] if "BackpropFilter" in op.type else op.inputs[1])
     # Weights are [*window, channels in, channels out]; each output channel has its own.
@@ -140,12 +136,10 @@ def _dims(tensor: Tensor) -> list[int]:
 
 
 def op_time(op: Operation) -> float:
-    """Return an estimate of the time of an op, in multiply-adds of a convolution.
-
-    Its multiply-adds, and 16 for each element that it reads or writes. Ops that reduce,
-    pool or compute a transcendental function take more for an element. Views of another
-    tensor or of a variable, and the shape of either, take no time.
-    """
+    """Return an estimate of the time of an op, in multiply-adds of a convolution."""
+    # Its multiply-adds, and 16 for each element that it reads or writes. Ops that
+    # reduce, pool or compute a transcendental function take more for an element. Views
+    # of another tensor or of a variable, and the shape of either, take no time.
     is_view = 0 < len(op.outputs) == len(cpu.aliases(op))
     if op.type in cpu.HELD or op.type in SHAPE_READERS or is_view:
         return 0.0
@@ -196,13 +190,11 @@ _MOST_VALUES = 64
 
 
 def measured_times(ops: Iterable[Operation]) -> dict[str, float]:
-    """Return the seconds of large ops by name, run one by one on made-up numbers.
-
-    Ops of one type, with the same attributes and shapes, are run once for all, outside
-    of their graph: the least of three runs after a first one. An op that cannot be run
-    so (variables, strings, calls, unknown shapes) has no time, and none has where
-    TensorFlow does not run eagerly.
-    """
+    """Return the seconds of large ops by name, run one by one on made-up numbers."""
+    # Ops of one type, with the same attributes and shapes, are run once for all,
+    # outside of their graph: the least of three runs after a first one. An op that
+    # cannot be run so (variables, strings, calls, unknown shapes) has no time, and none
+    # has where TensorFlow does not run eagerly.
     # A thread of its own is in no graph.
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(_measured_times, list(ops)).result()

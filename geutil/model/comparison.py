@@ -7,7 +7,7 @@ the range of an output, and refuses what this reports, such as NaN or another dt
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from geutil.model.random_samples import Arrays, bounds_of_indices, random_inputs
 from geutil.notebook_display import Shown
 from geutil.select.networks import outputs
 from geutil.select.networks.data import batches
-from geutil.select.networks.outputs import Array
+from geutil.select.networks.outputs import Array, Motion
 
 
 @dataclass(frozen=True)
@@ -177,17 +177,34 @@ class Comparison(Shown):
         samples: how many inputs were tried.
         rtol: the relative tolerance.
         atol: the absolute tolerance.
+        motions: how much each output of the other model moves with the samples: where
+            that is no more than the tolerances allow, the comparison proves nothing.
     """
 
     differences: Mapping[str, Difference]
     samples: int
     rtol: float
     atol: float
+    motions: Mapping[str, Motion] = field(default_factory=dict)
 
     @property
     def equal(self) -> bool:
         """Tell whether all outputs agree within the tolerances, for all inputs."""
         return all(d.equal for d in self.differences.values())
+
+    @property
+    def largest(self) -> float:
+        """The largest absolute difference of all outputs."""
+        return max((d.absolute for d in self.differences.values()), default=0.0)
+
+    @property
+    def relative(self) -> float:
+        """The largest difference relative to the largest magnitude of its output."""
+        shares = (
+            motion.relative(self.differences[name].absolute)
+            for name, motion in self.motions.items()
+        )
+        return max(shares, default=0.0)
 
     def __bool__(self) -> bool:
         return self.equal
@@ -198,7 +215,14 @@ class Comparison(Shown):
             f"{verdict} on {self.samples} samples (rtol {self.rtol:g}, "
             f"atol {self.atol:g})"
         )
-        return "\n".join([head, *(f"  {d}" for d in self.differences.values())])
+        return "\n".join([head, *map(self._line, self.differences)])
+
+    def _line(self, name: str) -> str:
+        """Return how far an output is apart, and how much it moves."""
+        moves = ""
+        if name in self.motions:
+            moves = self.motions[name].told(self.rtol, self.atol)
+        return f"  {self.differences[name]}{'; ' if moves else ''}{moves}"
 
 
 def compare(
@@ -216,20 +240,22 @@ def compare(
             f"cannot compare with a {type_name(other)}; open it with geutil.model.open"
         )
     pairs = _paired_outputs(model, other)
-    _check_inputs(model, other)
+    their_name = _paired_inputs(model, other)
     if inputs is None:
         if samples < 1:
             raise ModelError(f"samples is {samples}; draw at least one")
         rng = np.random.default_rng(0)
         input_sets: Iterable[Mapping[str, Any]] = (
-            _drawn(model, other, rng) for _ in range(samples)
+            _drawn(model, other, their_name, rng) for _ in range(samples)
         )
     else:
         input_sets = batches(inputs, model.inputs, ModelError)
     difference_by_name: dict[str, Difference] = {}
+    movements = {name: outputs.Movement() for name, _ in pairs}
     count = 0
     for count, arrays in enumerate(input_sets, 1):
-        ours, theirs = _run(model, arrays), _run(other, arrays)
+        theirs = _run(other, {their_name[name]: a for name, a in arrays.items()})
+        ours = _run(model, arrays)
         for name, name_ in pairs:
             new = difference(
                 name,
@@ -240,7 +266,9 @@ def compare(
                 atol=atol,
             )
             difference_by_name[name] = new.worse(difference_by_name.get(name))
-    return Comparison(difference_by_name, count, rtol, atol)
+            movements[name].add(theirs[name_], outputs.rows_of(arrays))
+    motions = {name: movement.entry() for name, movement in movements.items()}
+    return Comparison(difference_by_name, count, rtol, atol, motions)
 
 
 def _paired_outputs(
@@ -258,19 +286,24 @@ def _paired_outputs(
     )
 
 
-def _check_inputs(model: EditableModel, other: EditableModel) -> None:
-    if set(model.inputs) != set(other.inputs):
+def _paired_inputs(model: EditableModel, other: EditableModel) -> dict[str, str]:
+    """Pair inputs by name; where each has but one, these two. Refuse what fits not."""
+    their_name = {name: name for name in model.inputs}
+    if len(model.inputs) == len(other.inputs) == 1:
+        their_name = dict(zip(model.inputs, other.inputs, strict=True))
+    if set(their_name.values()) != set(other.inputs):
         raise ModelError(
             f"the inputs do not match: {list(model.inputs)} and {list(other.inputs)}; "
             "rename(inputs=...) one of the models"
         )
     for name, t in model.inputs.items():
-        t_ = other.inputs[name]
+        t_ = other.inputs[their_name[name]]
         if t.dtype != t_.dtype or not t.shape.is_compatible_with(t_.shape):
             raise ModelError(
                 f"input '{name}' is {_described(t)} in one model and {_described(t_)} "
                 "in the other, and nothing fits both"
             )
+    return their_name
 
 
 def _described(t: Tensor) -> str:
@@ -278,15 +311,19 @@ def _described(t: Tensor) -> str:
 
 
 def _drawn(
-    model: EditableModel, other: EditableModel, rng: np.random.Generator
+    model: EditableModel,
+    other: EditableModel,
+    their_name: Mapping[str, str],
+    rng: np.random.Generator,
 ) -> Arrays:
     """Draw inputs that fit both: what one does not know of a shape, the other may."""
+    theirs = {name: other.inputs[name_] for name, name_ in their_name.items()}
     specs = {
-        name: tf.TensorSpec(t.shape.merge_with(other.inputs[name].shape), t.dtype, name)
+        name: tf.TensorSpec(t.shape.merge_with(theirs[name].shape), t.dtype, name)
         for name, t in model.inputs.items()
     }
     bounds = bounds_of_indices(model.inputs)
-    for name, bound in bounds_of_indices(other.inputs).items():
+    for name, bound in bounds_of_indices(theirs).items():
         bounds[name] = min(bound, bounds.get(name, bound))
     return random_inputs(specs, rng, _shared_batch(specs), bounds)
 

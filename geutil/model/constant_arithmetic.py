@@ -15,6 +15,7 @@ import tensorflow as tf
 from geutil.graph import call_graph, flat_body
 from geutil.graph.creation import DERIVED
 from geutil.graph.types import Graph, Operation
+from geutil.graph.walks import node_name
 from geutil.model import programs
 from geutil.model.programs import ModelProgram
 from geutil.rewrite.rules.constant_folding import (
@@ -34,20 +35,15 @@ def fold_constants(program: ModelProgram, kept: Iterable[str]) -> None:
     """Replace the parameters that edits compute from constants by values, in place.
 
     Of all ops that follow from constants, those are replaced that are marked `DERIVED`
-    or read by such: what somebody else computes goes on reading constants that have the
-    names of variables. The new constants have the names of the ops. The ops and
-    constants above are dropped unless something else needs them.
+    or read by such: other ops go on reading constants that have the names of variables.
+    The new constants have the names of the ops. The ops and constants above are dropped
+    unless something else needs them.
 
-    Left as they are: what the rule `constant_folding` never folds; ops with control
+    Left as they are: ops that the rule `constant_folding` never folds; ops with control
     inputs; ops in the bodies of functions, which take constants as arguments; ops whose
     values take more bytes than all that is dropped for them; values of unknown size,
-    and those beyond 1 MiB and the size of the graph; what TensorFlow cannot compute.
-
-    Args:
-        program: the program.
-        kept: the names of nodes that gradients read.
-
-    Cost: linear in nodes and edges, and the time that computing the values takes.
+    and those beyond 1 MiB and the size of the graph; ops that TensorFlow cannot
+    compute.
     """
     node_by_name = programs.nodes_by_name(program.graph_def)
     marked = [node for node in node_by_name.values() if DERIVED in node.attr]
@@ -55,11 +51,11 @@ def fold_constants(program: ModelProgram, kept: Iterable[str]) -> None:
         return
     # A fold may read the arithmetic of a norm as it is.
     names = {node.name for node in marked}
-    names.update(programs.node_of(text) for node in marked for text in node.input)
+    names.update(node_name(text) for node in marked for text in node.input)
     ends = [*program.outputs.values(), *program.side_effects, *kept]
-    uses = Counter(map(programs.node_of, ends))
+    uses = Counter(map(node_name, ends))
     for node in node_by_name.values():
-        uses.update(map(programs.node_of, node.input))
+        uses.update(map(node_name, node.input))
     candidates = _following(node_by_name)
     part = tf.compat.v1.GraphDef()
     part.node.extend(node_by_name[name] for name in candidates)
@@ -77,10 +73,10 @@ def _following(node_by_name: Mapping[str, Any]) -> list[str]:
     """Return the nodes that follow from constants, in topological order."""
     found: dict[str, None] = {}
     needs = {
-        name: [programs.node_of(text) for text in node.input]
+        name: [node_name(text) for text in node.input]
         for name, node in node_by_name.items()
     }
-    for name in call_graph.dependency_order(needs):
+    for name in call_graph.needs_first(needs):
         node = node_by_name[name]
         if node.op in NEVER or not node.input:
             follows = node.op in _PASSED
@@ -122,7 +118,7 @@ def _replace(
     ended: Counter[str] = Counter()
     gone = [op.name]
     for name in gone:
-        for node in map(programs.node_of, node_by_name[name].input):
+        for node in map(node_name, node_by_name[name].input):
             ended[node] += 1
             if ended[node] == uses[node]:
                 gone.append(node)

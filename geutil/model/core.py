@@ -21,7 +21,7 @@ from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState, check_initialized
 from geutil.model.sources.objects import Source, program_of_graph
 from geutil.model.strip.report import StripReport
-from geutil.model.to_graph import Parts, make_sink, materialize
+from geutil.model.to_graph import GraphParts, make_sink, materialize
 from geutil.notebook_display import Shown
 from geutil.select.networks.data import batches, joined, one_batch
 from geutil.select.walks import get_backward_walk_ops
@@ -54,11 +54,6 @@ class Outputs(MutableMapping[str, Tensor]):
     An output follows the edits of the graph: `geutil.reroute_ts(new, outputs["y"])`
     makes `new` the output. Assigning does the same; assigning to a new name adds an
     output, and deleting takes one away.
-
-    Args:
-        graph: the graph of the model.
-        inputs: the inputs of the model.
-        sinks: for each output the Identity that reads it.
     """
 
     def __init__(
@@ -135,7 +130,7 @@ class Signatures(Mapping[str, Opened], Generic[Opened]):
         inline: bool,
         opened: Mapping[str, Opened],
         names: tuple[str, ...],
-        make: Callable[[Parts, str, Signatures[Opened], SharedState], Opened],
+        make: Callable[[GraphParts, str, Signatures[Opened], SharedState], Opened],
     ) -> None:
         self._source = source
         self._inline = inline
@@ -164,7 +159,7 @@ class Signatures(Mapping[str, Opened], Generic[Opened]):
     def __repr__(self) -> str:
         return f"Signatures({list(self._names)})"
 
-    def new(self, name: str, parts: Parts, holdings: SharedState) -> Opened:
+    def new(self, name: str, parts: GraphParts, holdings: SharedState) -> Opened:
         """Make a model of parts, and take it in as the signature of that name."""
         model = self._make(parts, name, self, holdings)
         self.take_in(name, model)
@@ -206,11 +201,7 @@ class Signatures(Mapping[str, Opened], Generic[Opened]):
 def checked_arguments(
     inputs: Mapping[str, Tensor], arguments: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the arguments as tensors of the right dtype.
-
-    Raises:
-        ModelError: a name is unknown or missing, or a value does not fit.
-    """
+    """Return the arguments as tensors of the right dtype."""
     names = list(inputs)
     for name in arguments:
         if name not in inputs:
@@ -241,7 +232,7 @@ def _fitting(name: str, t: Tensor, value: Any) -> Any:
 class ModelFunction:
     """A model as a callable: in eager code, inside `tf.function`, under a tape.
 
-    It computes the model's graph of the moment when the function was made.
+    It computes the model's graph as it was when the function was made.
 
     Args:
         function: the concrete function.
@@ -321,7 +312,7 @@ M = TypeVar("M", bound="EditableModel")
 
 
 class EditableModel(Shown):
-    """A graph that can be edited, with named ends, and what its signatures share.
+    """A graph that can be edited, with named ends and shared state.
 
     Args:
         parts: the graph and its ends.
@@ -332,7 +323,7 @@ class EditableModel(Shown):
 
     def __init__(
         self,
-        parts: Parts,
+        parts: GraphParts,
         signature: str,
         signatures: Signatures[Any],
         holdings: SharedState,
@@ -352,11 +343,16 @@ class EditableModel(Shown):
     def __repr__(self) -> str:
         return (
             f"Model('{self.signature}', {list(self.inputs)} -> {list(self.outputs)}, "
-            f"{self._size()} ops)"
+            f"{self.op_count} ops)"
         )
 
-    def _size(self) -> int:
-        # Not those that stand for the model's ends.
+    @property
+    def op_count(self) -> int:
+        """The number of ops, without those that only stand for the model's ends.
+
+        These are one for each output, and one for all side effects; `geutil.report`
+        draws them, too.
+        """
         return len(self._graph.get_operations()) - len(self.outputs) - 1
 
     @property
@@ -454,8 +450,8 @@ class EditableModel(Shown):
     def reached_ops(self) -> list[Operation]:
         """Return the ops that outputs and side effects need, in the order of the graph.
 
-        The inputs are among them. What edits left behind is not: it is neither run nor
-        saved.
+        The inputs are among them. Ops that edits left behind are not: it is neither run
+        nor saved.
 
         Cost: linear in ops and edges.
         """
@@ -500,7 +496,7 @@ class EditableModel(Shown):
 
         Args:
             program: the program.
-            holdings: what the model holds; the same as this one if None.
+            holdings: the state that the model holds; the same as this one if None.
             signature: its name; that of this one if None.
             beside: its name, where it does not take the place of this one.
             alone: whether it has no other signatures, unless it stands beside this one.

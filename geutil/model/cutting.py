@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from geutil.errors import ModelError, SelectionError
 from geutil.graph.types import Tensor, is_op, is_tensor
+from geutil.graph.walks import node_name
 from geutil.model import programs
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import ModelProgram
@@ -29,9 +30,6 @@ def named_tensors(model: EditableModel, selection: Selection) -> dict[str, Tenso
             scope; or several of them; or a mapping from the name that each shall have.
             Without a mapping, ends and layers keep their names and other tensors are
             called after their ops.
-
-    Raises:
-        ModelError: one is no tensor of the model's graph, or two have the same name.
     """
     if isinstance(selection, Mapping):
         if not all(isinstance(name, str) and name for name in selection):
@@ -53,11 +51,7 @@ def named_tensors(model: EditableModel, selection: Selection) -> dict[str, Tenso
 
 
 def tensor_of(model: EditableModel, item: Any) -> Tensor:
-    """Return one selected tensor of a model.
-
-    Raises:
-        ModelError: there is no such tensor in the model's graph.
-    """
+    """Return one selected tensor of a model."""
     if isinstance(item, str):
         for ends in (model.outputs, model.inputs):
             if item in ends:
@@ -104,9 +98,7 @@ def cut(
     if inputs is None:
         needed = _needed(program, list(program.outputs.values()))
         program.inputs = {
-            name: t
-            for name, t in program.inputs.items()
-            if programs.node_of(t) in needed
+            name: t for name, t in program.inputs.items() if node_name(t) in needed
         }
     else:
         _feed(model, program, named_tensors(model, inputs))
@@ -118,10 +110,8 @@ def cut(
 
 def _needed(program: ModelProgram, ends: list[str]) -> set[str]:
     """Return the names of the nodes behind tensors."""
-    stops = [programs.node_of(t) for t in program.captures]
-    behind = programs.nodes_behind(
-        program.graph_def, map(programs.node_of, ends), stops
-    )
+    stops = [node_name(t) for t in program.captures]
+    behind = programs.nodes_behind(program.graph_def, map(node_name, ends), stops)
     return {node.name for node in behind}
 
 
@@ -152,23 +142,22 @@ def _feed(
 
 
 def _release(program: ModelProgram, stand_ins: Iterable[str]) -> None:
-    """Let nothing that can be computed wait for what the old inputs feed.
+    """Let no op that can be computed wait for ops behind the old inputs.
 
-    What is cut off cannot be waited for: neither its ops nor their effects are there.
+    Ops that are cut off cannot be waited for: neither its ops nor their effects are
+    there.
     """
     stand_in_names = set(stand_ins)
     old = [
-        programs.node_of(t)
+        node_name(t)
         for t in program.inputs.values()
-        if programs.node_of(t) not in stand_in_names
+        if node_name(t) not in stand_in_names
     ]
     fed = programs.nodes_ahead(program.graph_def, old, data_only=True)
     for node in program.graph_def.node:
         if node.name in fed:
             continue
-        inputs = [
-            t for t in node.input if t[0] != "^" or programs.node_of(t) not in fed
-        ]
+        inputs = [t for t in node.input if t[0] != "^" or node_name(t) not in fed]
         if len(inputs) != len(node.input):
             del node.input[:]
             node.input.extend(inputs)
@@ -182,18 +171,16 @@ def _placeholder(name: str, t: Tensor) -> Any:
 
 
 def _shorten_names(program: ModelProgram) -> None:
-    """Drop what is cut off, and give the inputs the names that this sets free."""
+    """Drop the parts that are cut off, and give the inputs the names set free."""
     ends = [*program.outputs.values(), *program.side_effects, *program.inputs.values()]
     needed = _needed(program, ends)
     nodes = [node for node in program.graph_def.node if node.name in needed]
     program.graph_def = programs.subgraph(program.graph_def, nodes)
-    names = needed - {programs.node_of(t) for t in program.inputs.values()}
+    names = needed - {node_name(t) for t in program.inputs.values()}
     renamed = {}
     for name, t in program.inputs.items():
-        renamed[programs.node_of(t)] = programs.fresh_name(
-            names, programs.legal_name(name)
-        )
-        names.add(renamed[programs.node_of(t)])
+        renamed[node_name(t)] = programs.fresh_name(names, programs.legal_name(name))
+        names.add(renamed[node_name(t)])
     programs.rename_nodes(program, renamed)
 
 
@@ -203,13 +190,13 @@ def _check_inputs(
     needed = _needed(program, list(program.outputs.values()))
     used = needed | _needed(program, program.side_effects)
     for name, t in fed.items():
-        if programs.node_of(t) not in used:
+        if node_name(t) not in used:
             raise ModelError(
                 f"no output depends on '{name}' once the others are inputs; leave "
                 "it out"
             )
     for name, t in program.inputs.items():
-        if programs.node_of(t) in needed and t not in fed.values():
+        if node_name(t) in needed and t not in fed.values():
             raise ModelError(
                 f"the outputs {list(program.outputs)} of {model!r} still depend on its "
                 f"input '{name}'; name it in inputs= too, or cut further behind"
@@ -218,7 +205,7 @@ def _check_inputs(
 
 def _possible_side_effects(model: EditableModel, program: ModelProgram) -> list[str]:
     """Return the side effects that need no input which was cut off."""
-    kept_inputs = {programs.node_of(t) for t in program.inputs.values()}
+    kept_inputs = {node_name(t) for t in program.inputs.values()}
     original = {t.op.name for t in model.inputs.values()} - kept_inputs
     possible = []
     for name in program.side_effects:
@@ -230,12 +217,10 @@ def _possible_side_effects(model: EditableModel, program: ModelProgram) -> list[
 
 
 def _holdings(model: EditableModel, program: ModelProgram) -> SharedState:
-    """Return what the part needs of what the model holds."""
+    """Return the part's share of the model's shared state."""
     ends = [*program.outputs.values(), *program.side_effects]
     needed = _needed(program, ends)
-    captured = {
-        id(e) for t, e in program.captures.items() if programs.node_of(t) in needed
-    }
+    captured = {id(e) for t, e in program.captures.items() if node_name(t) in needed}
     holdings = model.holdings
     resources = [r for r in holdings.resources if id(r.resource_handle) in captured]
     return SharedState(

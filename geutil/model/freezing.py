@@ -1,7 +1,7 @@
 """Variables turned into constants, in a graph and in its functions.
 
-Protobufs only: nothing is imported, and nothing is run but what a fold has left to
-compute, as `constant_arithmetic` has it.
+Protobufs only: nothing is imported, and nothing is run but the arithmetic that a fold
+left (`constant_arithmetic`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from geutil.errors import ModelError
 from geutil.graph import creation, resource_variables
 from geutil.graph.call_graph import Library
 from geutil.graph.op_types import MERGES
+from geutil.graph.walks import closure, node_name, short_name
 from geutil.model import handle_values, programs, shared_state
 from geutil.model.constant_arithmetic import fold_constants
 from geutil.model.core import EditableModel, M
-from geutil.model.handle_values import Carrier, Value, Version, Versions
+from geutil.model.handle_values import Carrier, HandleValue, Version, Versions
 from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState
 
@@ -28,7 +29,7 @@ _WRITES = ("Assign", "Resource", "Rng", "Stateful", "Destroy", "CountUpTo")
 
 
 def replace_handles(
-    graph_def: Any, seeds: Mapping[str, Value], changes: list[str] | None = None
+    graph_def: Any, seeds: Mapping[str, HandleValue], changes: list[str] | None = None
 ) -> set[str]:
     """Put values in the place of handles, in place.
 
@@ -37,18 +38,12 @@ def replace_handles(
             readers are changed, and functions that took handles get versions that take
             values.
         seeds: the value by the name of each node that was a handle.
-        changes: where changes of variables are told that are given up: what waits for
-            one reads the value that it would set, and nothing is kept. If None, they
-            are refused.
+        changes: where changes of variables are reported that are given up: an op that
+            waits for one reads the value that it would set, and nothing is kept. If
+            None, they are refused.
 
     Returns:
         The names of the nodes that read a variable and now read a value.
-
-    Raises:
-        ModelError: an op needs the variable itself, not its value; or a function
-            returns the handle of a variable.
-
-    Cost: linear in nodes and edges, those of functions included.
     """
     versions = Versions(graph_def.library, changes)
     node_names = {node.name for node in graph_def.node}
@@ -73,8 +68,8 @@ def add_versions(graph_def: Any, versions: Versions) -> None:
 
 
 def replace_in_function(
-    function: Any, seeds: Mapping[str, Value], versions: Versions, name: str
-) -> dict[str, Value]:
+    function: Any, seeds: Mapping[str, HandleValue], versions: Versions, name: str
+) -> dict[str, HandleValue]:
     """Put values in the place of handles in a function, in place.
 
     Args:
@@ -82,14 +77,6 @@ def replace_in_function(
         seeds: the value by each reference that was a handle.
         versions: where versions of the functions that it calls are asked for.
         name: how messages call it.
-
-    Returns:
-        The values by all references that were handles.
-
-    Raises:
-        ModelError: as `replace_handles`.
-
-    Cost: linear in nodes and edges.
     """
     used_names = {node.name for node in function.node_def}
     used_names |= {argument.name for argument in function.signature.input_arg}
@@ -97,7 +84,7 @@ def replace_in_function(
         function.node_def, seeds, in_function=True
     )
     renamed = {
-        programs.short(f"{c.node.name}:{output}:0"): f"{c.node.name}:output:0"
+        short_name(f"{c.node.name}:{output}:0"): f"{c.node.name}:output:0"
         for c in carriers
         if (output := handle_values.OUTPUT_NAMES.get(c.node.op))
     }
@@ -109,19 +96,21 @@ def replace_in_function(
 
 
 def rename_references(function: Any, names: Mapping[str, str]) -> None:
-    """Rename what nodes of a function and its results read, in place."""
+    """Rename the references of a function's nodes and results, in place."""
     for node in function.node_def if names else ():
         for index, text in enumerate(node.input):
-            node.input[index] = names.get(programs.short(text), text)
+            node.input[index] = names.get(short_name(text), text)
     for name, text in list(function.ret.items()):
-        function.ret[name] = names.get(programs.short(text), text)
+        function.ret[name] = names.get(short_name(text), text)
 
 
-def _set_results(function: Any, version: Version, values: Mapping[str, Value]) -> None:
+def _set_results(
+    function: Any, version: Version, values: Mapping[str, HandleValue]
+) -> None:
     """Set the types of results that are values now."""
     expected = dict(version.values) if version.returns else {}
     for index, result in enumerate(function.signature.output_arg):
-        value = values.get(programs.short(function.ret[result.name]))
+        value = values.get(short_name(function.ret[result.name]))
         expected_value = expected.get(index)
         if (
             value is not None
@@ -143,7 +132,7 @@ def _set_results(function: Any, version: Version, values: Mapping[str, Value]) -
 def _change(
     nodes: Iterable[Any],
     carriers: Collection[Carrier],
-    seeds: Mapping[str, Value],
+    seeds: Mapping[str, HandleValue],
     used_names: set[str],
     versions: Versions,
     where: str,
@@ -161,9 +150,7 @@ def _change(
         node = carrier.node
         handle = node.input[0]
         # Values that are passed on may come from inside a loop; the rest does not.
-        waits = (
-            [] if programs.short(handle) in seeds else [f"^{programs.node_of(handle)}"]
-        )
+        waits = [] if short_name(handle) in seeds else [f"^{node_name(handle)}"]
         value = carrier.values.get(0)
         if versions.changes is not None and value and handle_values.only_changes(node):
             op = f"'{node.name}' ({node.op}){where}"
@@ -188,7 +175,7 @@ def _take_values(
     versions: Versions,
     where: str,
 ) -> list[Any]:
-    """Let a node read values or pass them on; return what else it needs."""
+    """Let a node read values or pass them on; return its other control inputs."""
     node = carrier.node
     if node.op in handle_values.READS:
         (value,) = carrier.values.values()
@@ -216,22 +203,20 @@ def _read_new_values(
     carriers: Iterable[Carrier],
     changes: Mapping[str, tuple[str, str]],
 ) -> None:
-    """Let nodes that come after a change of a variable read what it sets.
+    """Let nodes that come after a change of a variable read the new value.
 
     Args:
         nodes: the nodes of the graph or function.
         carriers: those that read values in place of handles.
         changes: for each node that changes a variable, this and the tensor with the new
             value.
-
-    Cost: linear in nodes and edges, for each change.
     """
     if not changes:
         return
     readers: dict[str, list[Any]] = {}
     for node in nodes:
         for text in node.input:
-            readers.setdefault(programs.node_of(text), []).append(node)
+            readers.setdefault(node_name(text), []).append(node)
     behind = {name: _behind(name, readers) for name in changes}
     carrier_by_name = {carrier.node.name: carrier for carrier in carriers}
     old = {name: list(c.node.input) for name, c in carrier_by_name.items()}
@@ -245,21 +230,19 @@ def _read_new_values(
             carrier = carrier_by_name[name]
             for index, value in carrier.values.items():
                 # A handle that is passed on has the new value already.
-                passed_on = programs.node_of(old[name][index]) in behind[change]
+                passed_on = node_name(old[name][index]) in behind[change]
                 if value.variable == variable and not passed_on:
                     carrier.node.input[index] = new
 
 
 def _behind(start: str, readers: Mapping[str, Iterable[Any]]) -> set[str]:
-    """Return the names of what depends on a node, within its branch or loop."""
-    names: set[str] = set()
-    waiting = [start]
-    while waiting:
-        for node in readers.get(waiting.pop(), ()):
-            if node.name not in names and node.op not in _MEETINGS:
-                names.add(node.name)
-                waiting.append(node.name)
-    return names
+    """Return the names of a node's descendants, within its branch or loop."""
+
+    def after(name: str) -> list[str]:
+        nodes = readers.get(name, ())
+        return [node.name for node in nodes if node.op not in _MEETINGS]
+
+    return set(closure(after(start), after))
 
 
 def _check(carrier: Carrier, versions: Versions, where: str) -> None:
@@ -314,13 +297,11 @@ def _check_call(carrier: Carrier, versions: Versions, op: str) -> None:
 
 @dataclass(frozen=True)
 class Captured:
-    """What becomes a constant: a variable, or a value that was too large for one.
+    """The captures that become constants: variables, or values too large for one.
 
     Attributes:
         name: the name of the variable or value.
         outside: the handle of the variable, or the value.
-        dtype: its dtype.
-        is_variable: whether `outside` is a handle.
     """
 
     name: str
@@ -365,10 +346,6 @@ def frozen_program(model: EditableModel) -> ModelProgram:
     Captures that are no variables, as those of tables, are left. Functions that nothing
     calls any more are dropped.
 
-    Raises:
-        ModelError: a variable has no value, or something needs more than its value; or
-            the constants do not fit into a protobuf.
-
     Cost: linear in nodes and edges and in the bytes of the variables.
     """
     program = model.program()
@@ -379,7 +356,7 @@ def frozen_program(model: EditableModel) -> ModelProgram:
     reads = replace_handles(
         program.graph_def,
         {
-            names[node]: Value(
+            names[node]: HandleValue(
                 source.name,
                 source.dtype.as_datatype_enum,
                 tf.TensorShape(source.shape()).as_proto().SerializeToString(),
@@ -399,11 +376,11 @@ def frozen_program(model: EditableModel) -> ModelProgram:
 
 
 def _sources(model: EditableModel, program: ModelProgram) -> dict[str, Captured]:
-    """Return what becomes a constant, by the name of the node that stands for it."""
+    """Return the captures that become constants, by the names of their nodes."""
     names = {id(v.handle): name for name, v in model.variables.items()}
     sources = {}
     for tensor, outside in program.captures.items():
-        node = programs.node_of(tensor)
+        node = node_name(tensor)
         if outside.dtype == tf.resource:
             dtype = resource_variables.dtype_behind(outside)
             if dtype is not None:
@@ -447,11 +424,7 @@ def _check_size(
 def _insert_constants(
     program: ModelProgram, sources: Mapping[str, Captured]
 ) -> dict[str, str]:
-    """Put constants in the place of the nodes that stand for variables.
-
-    Returns:
-        For each such node the name of the constant.
-    """
+    """Put constants in the place of the nodes that correspond to variables."""
     node_names = {node.name for node in program.graph_def.node} - set(sources)
     names: dict[str, str] = {}
     for node, source in sources.items():

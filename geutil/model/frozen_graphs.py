@@ -16,6 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
+from geutil.graph.walks import node_name, short_name, tensor_name
 from geutil.model import freezing, programs
 from geutil.model.core import EditableModel
 from geutil.model.programs import ModelProgram
@@ -44,11 +45,7 @@ def _write(model: EditableModel, path: Path, *, as_text: bool) -> None:
 
 
 def check_names(model: EditableModel) -> None:
-    """Check that the names of inputs and outputs can be names of nodes.
-
-    Raises:
-        ModelError: one cannot; or an input and another tensor as an output share one.
-    """
+    """Check that the names of inputs and outputs can be names of nodes."""
     for kind, ends in (("input", model.inputs), ("output", model.outputs)):
         for name in ends:
             if not _LEGAL.fullmatch(name):
@@ -66,7 +63,7 @@ def check_names(model: EditableModel) -> None:
 
 
 def _tell_what_opening_misses(graph_def: Any, outputs: list[str]) -> None:
-    """Log outputs that the graph does not show: inputs, and what no input leads to."""
+    """Log the ends that opening misses: inputs, and outputs that no input leads to."""
     shown = named_ends(graph_def, None, "the file", "output")
     missed = [name for name in outputs if name not in shown]
     if missed:
@@ -79,20 +76,16 @@ def _tell_what_opening_misses(graph_def: Any, outputs: list[str]) -> None:
 
 
 def stateless_program(model: EditableModel) -> ModelProgram:
-    """Return the frozen program of a model that captures nothing.
-
-    Raises:
-        ModelError: it holds tables or the like; or it cannot be frozen.
-    """
+    """Return the frozen program of a model that captures nothing."""
     program = freezing.frozen_program(model)
     if program.captures:
         readers = {
-            programs.node_of(text): f"'{node.name}' ({node.op})"
+            node_name(text): f"'{node.name}' ({node.op})"
             for node in reversed(program.graph_def.node)
             for text in node.input
         }
         descriptions = [
-            f"'{programs.node_of(t)}', read by {readers[programs.node_of(t)]}"
+            f"'{node_name(t)}', read by {readers[node_name(t)]}"
             for t in program.captures
         ]
         raise ModelError(
@@ -107,24 +100,18 @@ def with_named_ends(program: ModelProgram, dtypes: Mapping[str, tf.DType]) -> An
     """Return the graph of a program, its ends called as the program calls them.
 
     An output stays the node that it is if that has the right name and serves nothing
-    else; else it becomes an Identity, which also waits for what runs besides. Nodes
-    that bear the name of an end for something else are renamed.
-
-    Args:
-        program: a program without captures, which is used up.
-        dtypes: the dtypes of the outputs.
-
-    Cost: linear in nodes and edges.
+    else; else it becomes an Identity, which also waits for the side effects. Nodes that
+    bear the name of an end for something else are renamed.
     """
     graph_def, inputs = program.graph_def, list(program.inputs)
     in_place = _outputs_in_place(program)
-    ends = {programs.node_of(t): name for name, t in program.inputs.items()}
+    ends = {node_name(t): name for name, t in program.inputs.items()}
     ends |= {name: name for name in in_place}
     names = _new_names(graph_def, ends, {*inputs, *program.outputs})
     programs.rename_nodes(program, names)
     for name, tensor in program.outputs.items():
         if name not in in_place and name not in inputs:
-            source = programs.short(programs.canonical(tensor))
+            source = short_name(tensor_name(tensor))
             waits = [f"^{effect}" for effect in program.side_effects]
             node = graph_def.node.add(name=name, op="Identity", input=[source, *waits])
             node.attr["T"].type = dtypes[name].as_datatype_enum
@@ -139,12 +126,12 @@ def _outputs_in_place(program: ModelProgram) -> set[str]:
     if program.side_effects:
         return set()
     nodes = programs.nodes_by_name(program.graph_def)
-    uses = Counter(programs.node_of(t) for n in nodes.values() for t in n.input)
-    uses.update(programs.node_of(t) for t in program.outputs.values())
+    uses = Counter(node_name(t) for n in nodes.values() for t in n.input)
+    uses.update(node_name(t) for t in program.outputs.values())
     return {
         name
         for name, tensor in program.outputs.items()
-        if programs.canonical(tensor) == f"{name}:0"
+        if tensor_name(tensor) == f"{name}:0"
         and uses[name] == 1
         and nodes[name].op not in _NO_ENDS
     }

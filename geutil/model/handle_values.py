@@ -4,14 +4,14 @@ A handle passes through some ops as it is. References are as nodes write them wi
 `:0` at the end: `node` and `node:1` in a graph, `argument`, `node:output` and
 `node:output:1` in a function.
 
-Nodes are changed in place: what read a handle reads the value that takes its place.
+Nodes are changed in place: readers of a handle read the value that replaces it.
 References to a node stay as they are, except in functions, which name the outputs of
 ops: see `OUTPUT_NAMES`.
 
 A call, loop or conditional that passes a handle on to a function is made to pass the
 value, and to call a version of the function that takes it. Versions are named after
-what they are made of, so that two of the same name are the same: TensorFlow refuses
-functions that share a name and differ, in the whole process.
+their sources, so that two of the same name are equal: TensorFlow refuses functions that
+share a name and differ, in the whole process.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.op_types import LOOPS
-from geutil.model.programs import const_node, short
+from geutil.graph.walks import short_name
+from geutil.model.programs import const_node
 
 SINGLE_PASSES = frozenset(("Identity", "Enter", "Exit", "NextIteration", "Merge"))
 LIST_PASSES = frozenset(("IdentityN",)) | LOOPS
@@ -34,13 +35,12 @@ _SWITCH = "Switch"
 
 
 @dataclass(frozen=True)
-class Value:
-    """What takes the place of a handle.
+class HandleValue:
+    """The replacement of a handle.
 
     Attributes:
         variable: the name of the variable, for messages.
         dtype: the number of its `tf.DType`.
-        shape: its shape, a serialized `TensorShapeProto`.
     """
 
     variable: str
@@ -53,17 +53,16 @@ class Carrier:
     """A node that reads handles.
 
     Attributes:
-        node: the node.
         values: the value for each input, by index, that is a handle.
     """
 
     node: Any
-    values: dict[int, Value] = field(default_factory=dict)
+    values: dict[int, HandleValue] = field(default_factory=dict)
 
 
 def handle_flow(
-    nodes: Iterable[Any], seeds: Mapping[str, Value], *, in_function: bool
-) -> tuple[dict[str, Value], list[Carrier]]:
+    nodes: Iterable[Any], seeds: Mapping[str, HandleValue], *, in_function: bool
+) -> tuple[dict[str, HandleValue], list[Carrier]]:
     """Follow handles through the ops that pass them on.
 
     Args:
@@ -74,19 +73,16 @@ def handle_flow(
     Returns:
         The values by all references that are handles, and the nodes that read some, in
         the order of the nodes.
-
-    Cost: linear in nodes and edges.
     """
     readers: dict[str, list[tuple[int, int]]] = defaultdict(list)
     listed = list(nodes)
     for place, node in enumerate(listed):
         for index, text in enumerate(node.input):
-            readers[short(text)].append((place, index))
+            readers[short_name(text)].append((place, index))
     values = dict(seeds)
     carriers: dict[int, Carrier] = {}
     waiting = list(values)
-    while waiting:
-        reference = waiting.pop()
+    for reference in waiting:
         value = values[reference]
         for place, index in readers.get(reference, ()):
             carrier = carriers.setdefault(place, Carrier(listed[place]))
@@ -117,9 +113,9 @@ def _passed_on(node: Any, index: int, in_function: bool) -> Iterator[str]:
         outputs = []
     for argument, within, position in outputs:
         if in_function:
-            yield short(f"{node.name}:{argument}:{within}")
+            yield short_name(f"{node.name}:{argument}:{within}")
         else:
-            yield short(f"{node.name}:{position}")
+            yield short_name(f"{node.name}:{position}")
 
 
 @dataclass(frozen=True)
@@ -127,7 +123,7 @@ class CallKind:
     """A type of op that calls functions.
 
     Attributes:
-        types: the attribute with the types of what it passes.
+        types: the attribute with the types of its arguments.
         offset: how many inputs come before those that it passes.
         functions: the attributes with the functions; all take the same arguments.
     """
@@ -159,7 +155,6 @@ class Version:
 
     Attributes:
         function: the function that it is made from.
-        name: its own name.
         values: (index of the argument, value) for each that was a handle.
         returns: whether it returns each of these at the same index, as the body of a
             loop does; else it returns none.
@@ -167,7 +162,7 @@ class Version:
 
     function: str
     name: str
-    values: tuple[tuple[int, Value], ...]
+    values: tuple[tuple[int, HandleValue], ...]
     returns: bool
 
 
@@ -176,7 +171,7 @@ class Versions:
 
     Args:
         library: the functions that there are.
-        changes: where changes of variables are told that are given up; None if they
+        changes: where changes of variables are reported that are given up; None if they
             are refused.
     """
 
@@ -187,7 +182,9 @@ class Versions:
         self._made: dict[str, Version] = {}
         self._waiting: list[Version] = []
 
-    def ask(self, function: str, values: Mapping[int, Value], *, returns: bool) -> str:
+    def ask(
+        self, function: str, values: Mapping[int, HandleValue], *, returns: bool
+    ) -> str:
         """Return the name of a version of a function."""
         ordered = tuple(sorted(values.items()))
         described = [(i, v.dtype, v.shape) for i, v in ordered]
@@ -213,14 +210,10 @@ class Versions:
         return self._digest
 
 
-def pass_values(node: Any, values: Mapping[int, Value], versions: Versions) -> None:
-    """Make a node of a type in `CALLS` pass values on in place of handles, in place.
-
-    Args:
-        node: the node.
-        values: the values by the index of the input.
-        versions: where versions of the functions are asked for.
-    """
+def pass_values(
+    node: Any, values: Mapping[int, HandleValue], versions: Versions
+) -> None:
+    """Make a node of a type in `CALLS` pass values on in place of handles, in place."""
     kind = CALLS[node.op]
     passed = {index - kind.offset: value for index, value in values.items()}
     set_types(node, kind.types, passed)
@@ -239,7 +232,7 @@ def pass_values(node: Any, values: Mapping[int, Value], versions: Versions) -> N
         read_only.extend(remaining_indices)
 
 
-def set_types(node: Any, attribute: str, values: Mapping[int, Value]) -> None:
+def set_types(node: Any, attribute: str, values: Mapping[int, HandleValue]) -> None:
     """Set the types, and the shapes where a node tells them, of values it passes on."""
     types = node.attr[attribute].list.type
     for index, value in values.items():
@@ -251,7 +244,7 @@ def set_types(node: Any, attribute: str, values: Mapping[int, Value]) -> None:
     node.ClearField("experimental_type")
 
 
-def set_shapes(attr: Any, values: Mapping[int, Value]) -> None:
+def set_shapes(attr: Any, values: Mapping[int, HandleValue]) -> None:
     """Set the shapes of values in a list of shapes."""
     shapes = attr.list.shape
     for index, value in values.items():
@@ -282,14 +275,14 @@ def take_values(function: Any, version: Version) -> None:
 _STAND_INS = ("api_implements", "forward_function_name", "backward_function_name")
 
 
-def _one_shape(value: Value) -> Any:
+def _one_shape(value: HandleValue) -> Any:
     attr = tf.compat.v1.AttrValue()
     attr.list.shape.add().ParseFromString(value.shape)
     return attr
 
 
 OUTPUT_NAMES = {"ReadVariableOp": "value", "VarIsInitializedOp": "is_initialized"}
-"""Names of outputs of ops that are called `output` in what takes their place."""
+"""Names of outputs of ops that are called `output` in their replacements."""
 
 
 def set_op_type(node: Any, op: str, **types: int) -> None:
@@ -302,11 +295,11 @@ def set_op_type(node: Any, op: str, **types: int) -> None:
         node.attr[name].type = dtype
 
 
-def _read(node: Any, value: Value) -> None:
+def _read(node: Any, value: HandleValue) -> None:
     set_op_type(node, "Identity", T=value.dtype)
 
 
-def _gather(node: Any, value: Value) -> None:
+def _gather(node: Any, value: HandleValue) -> None:
     indices = node.attr["Tindices"].type
     batch_dims = node.attr["batch_dims"].i
     axis = tf.int32.as_datatype_enum
@@ -314,36 +307,38 @@ def _gather(node: Any, value: Value) -> None:
     node.attr["batch_dims"].i = batch_dims
 
 
-def _gather_nd(node: Any, value: Value) -> None:
+def _gather_nd(node: Any, value: HandleValue) -> None:
     indices = node.attr["Tindices"].type
     set_op_type(node, "GatherNd", Tparams=value.dtype, Tindices=indices)
 
 
-def _shape(node: Any, value: Value) -> None:
+def _shape(node: Any, value: HandleValue) -> None:
     out_type = node.attr["out_type"].type or tf.int32.as_datatype_enum
     set_op_type(node, "Shape", T=value.dtype, out_type=out_type)
 
 
-def _is_initialized(node: Any, _: Value) -> None:
+def _is_initialized(node: Any, _: HandleValue) -> None:
     set_op_type(node, "Const")
     node.attr["dtype"].type = tf.bool.as_datatype_enum
     true = const_node("", tf.constant(True))
     node.attr["value"].CopyFrom(true.attr["value"])
 
 
-READS: dict[str, Callable[[Any, Value], None]] = {
+READS: dict[str, Callable[[Any, HandleValue], None]] = {
     "ReadVariableOp": _read,
     "ResourceGather": _gather,
     "ResourceGatherNd": _gather_nd,
     "VariableShape": _shape,
     "VarIsInitializedOp": _is_initialized,
 }
-"""By type of op: what turns a node that reads a handle into one that reads a value."""
+"""By type of op: the function that turns a node that reads a handle into one that reads
+a value.
+"""
 
 
 def turn_into_value_read(
     node: Any,
-    value: Value,
+    value: HandleValue,
     fresh: Callable[[str], str],
     *,
     waits: Iterable[str] = (),
@@ -353,14 +348,11 @@ def turn_into_value_read(
 
     Args:
         node: the node, which is changed; its first input is the handle.
-        value: what takes the place of the handle.
+        value: the replacement of the handle.
         fresh: makes a name that is free, and reserves it.
         waits: control inputs for constants: in a loop of version 1 a constant has to
             wait for something that is in the loop too.
         in_function: whether the node writes references as functions do.
-
-    Returns:
-        The nodes that it needs besides.
     """
     kind = node.op
     axis = node.attr["batch_dims"].i if kind == "ResourceGather" else 0
@@ -398,18 +390,15 @@ def only_changes(node: Any) -> bool:
     return node.op.startswith(_UPDATES)
 
 
-def turn_into_new_value(node: Any, value: Value, waits: Iterable[str]) -> str:
-    """Turn a node that changes a variable into one that computes what it would set.
+def turn_into_new_value(node: Any, value: HandleValue, waits: Iterable[str]) -> str:
+    """Turn a node that changes a variable into one that computes the new value.
 
     An update that is no assignment, sum or difference is left out: the old value stays.
 
     Args:
         node: the node, which is changed; its first input is the handle.
-        value: what takes the place of the handle.
-        waits: control inputs for what does not read the old value.
-
-    Returns:
-        The name of its output.
+        value: the replacement of the handle.
+        waits: control inputs for nodes that do not read the old value.
     """
     if node.op in _SUMS:
         set_op_type(node, _SUMS[node.op], T=value.dtype)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph.functions import merge_libraries
 from geutil.graph.types import IdentitySet, Tensor, dereference, type_name
+from geutil.graph.walks import node_name
 from geutil.model import cutting, programs
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import ModelProgram
@@ -44,12 +45,9 @@ def splice(
         other: the model that is added.
         replaced: for tensors of `model` the outputs of `other` that are read instead.
         feeds: for inputs of `other` the tensors of `model` that they read.
-        scope: the scope of what `other` adds, where names clash.
+        scope: the scope of the ops that `other` adds, where names clash.
         signature: the name of the result, which stands beside `model` then.
         dropped: outputs of `model` that the result does not have.
-
-    Raises:
-        ModelError: see `Model.splice`.
     """
     _check_model(model, other)
     links = [
@@ -308,9 +306,9 @@ def _added(
 def _needed_inputs(program: ModelProgram, inputs: Mapping[str, str]) -> set[str]:
     """Return the names of the inputs that the ends depend on."""
     ends = [*program.outputs.values(), *program.side_effects]
-    behind = programs.nodes_behind(program.graph_def, map(programs.node_of, ends))
+    behind = programs.nodes_behind(program.graph_def, map(node_name, ends))
     names = {node.name for node in behind}
-    return {name for name, t in inputs.items() if programs.node_of(t) in names}
+    return {name for name, t in inputs.items() if node_name(t) in names}
 
 
 def _check_acyclic(

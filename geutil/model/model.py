@@ -34,7 +34,7 @@ from geutil.model.functions.write_back import sync, sync_below
 from geutil.model.shared_state import SharedState, check_copies, restore
 from geutil.model.sources.objects import Source
 from geutil.model.strip import stripping
-from geutil.model.to_graph import Parts
+from geutil.model.to_graph import GraphParts
 from geutil.select.names import Layer, layers_of
 
 
@@ -50,12 +50,13 @@ class Model(EditableModel):
         outputs: the outputs by name, in order; they follow edits, and can be set.
         signature: the name of the signature that this graph computes.
         kept_calls: the calls that opening did not inline, each with its reason.
-        strip_report: the report of `strip_training` for this model; None for others.
+        strip_report: the report of the `strip_training` that made this model; None for
+            others.
     """
 
     def __init__(
         self,
-        parts: Parts,
+        parts: GraphParts,
         signature: str,
         signatures: Signatures[Model],
         holdings: SharedState,
@@ -175,8 +176,8 @@ class Model(EditableModel):
         Args:
             data: the inputs, in the place of `inputs`: a mapping from their names; an
                 array, if there is one input; a tuple `(x, y)`, of which y is left out;
-                many batches of this kind, as an iterable or a `tf.data.Dataset`; or
-                the path of a `.npz` file, or of a folder of them. All forms:
+                many batches of this kind, as an iterable or a `tf.data.Dataset`; or the
+                path of a `.npz` file, or of a folder of them. All forms:
                 `geutil.select.networks.data.batches`.
             **inputs: a value for each input: an array, or a value that converts to one.
 
@@ -187,9 +188,9 @@ class Model(EditableModel):
         Raises:
             ArgumentTypeError: data is nothing that can be taken for inputs.
             ModelError: an input is missing, unknown, or of another dtype or shape; the
-                outputs of many batches cannot be put together; an
-                output depends on a placeholder that is no input; a variable has no
-                value; eager execution is off.
+                outputs of many batches cannot be put together; an output depends on a
+                placeholder that is no input; a variable has no value; eager execution
+                is off.
             tf.errors.OpError: an op fails.
 
         Cost: one execution; after an edit also a copy of the graph.
@@ -318,10 +319,11 @@ class Model(EditableModel):
         """Return the model with constants in place of its variables, in all signatures.
 
         The constants have the values that the variables have now, and their names.
-        Readers of a variable read its constant, in loops and other functions, too. The
+        Readers of a variable read its constant, in loops and other functions too. The
         ops compute the same, bit for bit; but TensorFlow's optimizer may fuse more of
-        them where it sees constants, which shows in the last bits. Weights and biases
-        that a fold computes from variables become constants. Tables stay unchanged.
+        them where it sees constants, which shows in the last bits. The arithmetic of
+        folds on variables is computed, and its weights and biases are constants. Tables
+        stay.
 
         Returns:
             A model without variables. This one is unchanged.
@@ -364,8 +366,8 @@ class Model(EditableModel):
         stay.
 
         Args:
-            regex: a regular expression that is searched for in the names of ops
-                (`re.search`).
+            regex: an expression to look for in the names of ops (anywhere, as
+                `re.search`).
 
         Returns:
             A model with more variables. This one is unchanged.
@@ -413,8 +415,8 @@ class Model(EditableModel):
                 `y:0`. Nothing else reads it, so `geutil.model.open` finds it by itself
                 if an input leads to it (else `outputs=` is needed, which is logged).
                 "tflite", one file with this signature, frozen, for TensorFlow Lite.
-            overwrite: whether to replace an existing file or directory at `path`: a
-                model by a model, a file by a file.
+            overwrite: whether to replace the file or folder at `path`: a model by a
+                model, a file by a file.
             select_tf_ops: for "tflite", whether ops that TensorFlow Lite lacks may stay
                 TensorFlow's own, for interpreters that come with them.
 
@@ -423,7 +425,7 @@ class Model(EditableModel):
 
         Raises:
             ModelError: there is something at `path`; the format is unknown, or its name
-                says another one; or the model has parts that the format has not: the
+                says another one; or the model holds objects that the format cannot: the
                 message names it.
 
         Cost: linear in the ops and the bytes of the variables.
@@ -724,13 +726,13 @@ class Model(EditableModel):
         keep: Iterable[Any] = (),
         neutral: Mapping[str, Any] | None = None,
     ) -> Model:
-        """Return the model without the ops that serve training only.
+        """Return the model without the parts that serve training only.
 
         - Inputs and placeholders that switch between training and inference, such as
           `is_training` or `keras_learning_phase`, become False; of each conditional the
           branch that runs then is left.
-        - Dropout in all its forms, Gaussian noise, Gaussian and alpha dropout become
-          identities. The update of a seed goes with them.
+        - Dropout in all its forms, Gaussian noise, Gaussian and alpha dropout pass on
+          their input. The update of a seed goes with them.
         - Batch norms that use the statistics of the batch read their moving averages
           instead. The updates of a graph identify these variables.
         - Assert, Print, CheckNumerics and summaries go.
@@ -740,20 +742,20 @@ class Model(EditableModel):
 
         The result's `strip_report` lists all this, and each candidate that was left,
         with the reason: random ops that are no known layer, dropout whose constants do
-        not fit, and candidates in the bodies of loops and of kept calls.
+        not fit, and ops in the bodies of loops and of kept calls.
 
         Args:
             switches: the value at inference of further inputs or placeholders, by name,
                 such as `{"keep_prob": 1.0}`; they become constants.
-            statistics: for batch norms whose moving averages the graph does not reveal
-                (because no op that runs updates them) the names of the variables of
-                mean and variance. The refusal names these batch norms.
+            statistics: for batch norms whose moving averages the graph does not tell
+                (because nothing that runs updates them) the names of the variables of
+                mean and variance. The refusal names the batch norms.
             keep: names of ops, name scopes and Keras layers that stay as they are.
             neutral: the results of ops at inference, by their names, where geutil does
                 not know them: a number for each value, such as False for a mask of
-                SpecAugment, or None for the first input that fits, such as the input
-                that noise is added to. An op whose shape is not known goes on running
-                for that; name its random numbers, too.
+                SpecAugment, or None for the first input that fits, such as the one that
+                noise is added to. An op whose shape is not known goes on running for
+                that; name the ops that draw its numbers, too.
 
         Returns:
             A new model. If there is nothing to strip, it equals this one.
@@ -780,17 +782,17 @@ class Model(EditableModel):
         return stripping.strip_training(self, switches, statistics, keep, neutral)
 
     def without_powers(self) -> Model:
-        """Return the model without capabilities beyond computing.
+        """Return the model without its capabilities beyond computing.
 
         Ops that read or write files, print, open connections and the like (see
-        `geutil.model.powers`) go, unless the value of an output needs them, or an
-        initializer of a variable does; in the body of a branch, a loop or another
-        function, unless a result of that body needs them. Functions of a loaded object
-        that no signature calls are no part of a model, and are gone already.
+        `geutil.model.powers`) go, unless the value of an output needs them, or the new
+        value of a variable does; in the body of a branch, a loop or another function,
+        unless a result of that body needs them. Functions of a loaded object that no
+        signature calls are no part of a model, and are gone already.
 
         Returns:
-            A new model, whose `strip_report` lists the removed ops, and those that had
-            to stay. If there is nothing to remove, it equals this one.
+            A new model, whose `strip_report` lists the removed ops, and those that
+            could not be removed. If there is nothing to remove, it equals this one.
 
         Raises:
             ModelError: TensorFlow refuses the graph that is left.
@@ -869,12 +871,12 @@ class Model(EditableModel):
                 type of op, which gets the inputs and attributes of the old one.
 
         Returns:
-            A new model. The replacements get the control inputs of the old ops.
+            A new model. The replacements wait for the control inputs of the old ops.
 
         Raises:
             ModelError: nothing is selected, an op is selected that no output needs or
-                that is an input or variable, or the replacement returns other dtypes,
-                shapes or numbers of tensors.
+                that corresponds to an input or variable, or the replacement returns
+                other dtypes, shapes or numbers of tensors.
 
         Cost: linear in the ops, plus the replacements.
 
@@ -905,21 +907,20 @@ class Model(EditableModel):
         The first axis of the inputs is the batch. Constants that hold on to its old
         size (targets of Reshape, states of loops that start at zeros, sizes of slices
         and of transposed convolutions, loops over the rows, as `tf.map_fn` makes them,
-        and others) are found by letting TensorFlow infer
-        all shapes for another size, and are replaced. That the result is right is then
-        proved by running both models on random inputs: at the old size the results are
-        the same, and at others each row is that of the old model for the same row, up
-        to rounding (32 times the change of the results when the inputs change in the
-        last bit). Where an output comes out the same for all rows, as in many untrained
-        networks, the tensors behind it are compared, and rows are drawn that differ
-        more.
+        and others) are found by letting TensorFlow infer all shapes for another size,
+        and are replaced. That the result is right is then proved by running both models
+        on random inputs: at the old size the results are the same, and at others each
+        row equals the old model's result for that row, up to rounding (32 times the
+        effect of changing the inputs in the last bit). Where an output comes out the
+        same for all rows, as in many untrained networks, the tensors behind it are
+        compared, and rows are drawn that differ more.
 
         Args:
             size: the new batch size.
             inputs: the inputs with a batch axis; if None, all but scalars.
             samples: rows to run on for the proof, for some inputs; other inputs are
-                drawn: normal floats, integers 0 and 1, or below the
-                length of what they index.
+                drawn: normal floats, integers 0 and 1, or below the length of the
+                indexed axis.
             verify: whether to prove the result by running it; if False, it is made by
                 the rules alone, which can misjudge the meaning of a constant 1.
 
@@ -967,14 +968,15 @@ class Model(EditableModel):
         booleans and strings are compared exactly.
 
         Args:
-            other: the other model, with inputs of the same names.
+            other: the other model, with inputs of the same names; where each has but
+                one input, it may have any name.
             inputs: the inputs to run on, as `run` takes them: by name, or many batches,
                 each a sample. If None, they are drawn from dtypes and shapes, the same
                 ones each time: normal floats, integers 0 and 1, or below the length of
-                what they index (`uint8` to 255), strings of four letters.
-                An unknown first dimension is that of the inputs that know it, else 3;
-                other unknown ones are 8, in images 32. Pass inputs for a model that
-                takes nothing of this kind.
+                the indexed axis (`uint8` to 255), strings of four letters. An unknown
+                first dimension is that of the inputs that know it, else 3; other
+                unknown ones are 8, in images 32. Pass inputs for a model that takes
+                nothing of this kind.
             samples: how many inputs to draw.
             rtol: the relative tolerance.
             atol: the absolute tolerance.
@@ -1002,7 +1004,7 @@ class Model(EditableModel):
             >>> print(result)
             different on 1 samples (rtol 1e-05, atol 1e-06)
               y: largest difference 1 absolute, 0.333 relative, at [0] of sample 0: 2.0
-              and 3.0 (too much)
+              and 3.0 (too much); varies by 2 over 2 samples
             >>> bool(result)
             False
         """
@@ -1025,7 +1027,9 @@ class Body(EditableBody, Model):
         live: the graph, while nothing is written back on access.
     """
 
-    def __init__(self, library: FunctionLibrary, entry: Entry, parts: Parts) -> None:
+    def __init__(
+        self, library: FunctionLibrary, entry: Entry, parts: GraphParts
+    ) -> None:
         self._entry = entry
         self.live: Graph = parts.graph
         what = f"function '{entry.key}'"
@@ -1076,7 +1080,7 @@ class Body(EditableBody, Model):
     def add_input(
         self, name: str, dtype: Any, shape: Any = None, *, value: Value
     ) -> Tensor:
-        """Add an argument, with its value for all callers.
+        """Add an argument, and give all callers a value to pass for it.
 
         The functions of a loop share their arguments, and so do the branches of a
         conditional: all of them get it. In a loop it is a variable that the body
@@ -1087,9 +1091,10 @@ class Body(EditableBody, Model):
             name: its name.
             dtype: its dtype.
             shape: its static shape; unknown if None.
-            value: the value that callers pass: a constant; a function of the calling op
-                that returns a tensor of `op.graph` and is called with that graph as the
-                default one; or a mapping from callers or their names to either.
+            value: the values that the callers pass: a constant; a function of the
+                calling op that returns a tensor of `op.graph` and is called with that
+                graph as the default one; or a mapping from callers or their names to
+                either.
 
         Returns:
             The argument, a placeholder of the body's graph.

@@ -17,6 +17,7 @@ import tensorflow as tf
 from geutil.graph.call_graph import on_cycles
 from geutil.graph.keras_calls import LayerCall
 from geutil.graph.types import Graph
+from geutil.graph.walks import closure, data_inputs, node_name, short_name, tensor_name
 
 
 def const_node(name: str, value: Any) -> Any:
@@ -27,13 +28,7 @@ def const_node(name: str, value: Any) -> Any:
 
 
 def set_constant(node: Any, name: str, value: Any) -> None:
-    """Turn a node into a constant, in place.
-
-    Args:
-        node: the node, of which nothing is left.
-        name: the name of the constant.
-        value: an eager tensor of a dtype that has values.
-    """
+    """Turn a node into a constant, in place."""
     node.Clear()
     node.name, node.op = name, "Const"
     node.attr["dtype"].type = value.dtype.as_datatype_enum
@@ -52,8 +47,7 @@ class Ancestor:
     """A graph that nodes of a program come from, and how to find them again.
 
     Attributes:
-        graph: the graph.
-        prefix: what stands before the names of its nodes in the program.
+        prefix: the prefix of its nodes' names in the program.
         tensors: for tensors that others have taken the place of, the names of those in
             the program.
     """
@@ -69,15 +63,15 @@ class Ancestor:
 
 @dataclass
 class ModelProgram:
-    """A graph, its ends, and what it reads from outside.
+    """A graph, its ends, and its captures.
 
     Attributes:
         graph_def: the nodes and the function library.
         inputs: for each input its placeholder's tensor name, as in `x:0`.
         outputs: for each output its tensor name.
-        captures: for each tensor name that stands for something outside, the eager
+        captures: for each tensor name that corresponds to something outside, the eager
             tensor: the handle of a variable or table, or a captured value.
-        side_effects: the names of ops that run besides what the outputs need.
+        side_effects: the names of ops that run besides the ancestors of the outputs.
         ancestors: the graphs that the nodes come from; they know the gradients that
             exist in Python only.
         layers: the calls of Keras layers that the nodes come from, where known.
@@ -93,35 +87,36 @@ class ModelProgram:
 
     def needed(self, more: Iterable[str] = ()) -> list[Any]:
         """Return the nodes that the ends need, and some more by name."""
-        stops = [node_of(t) for t in (*self.inputs.values(), *self.captures)]
+        stops = [node_name(t) for t in (*self.inputs.values(), *self.captures)]
         ends = [*self.inputs.values(), *self.outputs.values(), *self.side_effects]
-        return nodes_behind(self.graph_def, [*map(node_of, ends), *more], stops)
+        return nodes_behind(self.graph_def, [*map(node_name, ends), *more], stops)
 
     def keep(self, nodes: Iterable[Any]) -> None:
         """Drop all nodes but some."""
         self.graph_def = subgraph(self.graph_def, nodes)
         left = {node.name for node in self.graph_def.node}
-        self.captures = {t: e for t, e in self.captures.items() if node_of(t) in left}
-
-
-def node_of(tensor_name: str) -> str:
-    """Return the node in a tensor name or in a node's input: `^x`, `x` and `x:1`."""
-    return tensor_name.removeprefix("^").partition(":")[0]
-
-
-def canonical(tensor_name: str) -> str:
-    """Return a tensor name with its index: `x` as `x:0`."""
-    return tensor_name if ":" in tensor_name else f"{tensor_name}:0"
-
-
-def short(tensor_name: str) -> str:
-    """Return a tensor name as nodes write it: `x:0` as `x`."""
-    return tensor_name.removesuffix(":0")
+        self.captures = {t: e for t, e in self.captures.items() if node_name(t) in left}
 
 
 def nodes_by_name(graph_def: Any) -> dict[str, Any]:
     """Return the nodes of a `GraphDef` by name."""
     return {node.name: node for node in graph_def.node}
+
+
+def values_behind(nodes: Mapping[str, Any], ends: Iterable[str]) -> dict[str, None]:
+    """Return the names of nodes and of all whose values they need, among `nodes`.
+
+    Args:
+        nodes: the nodes of a graph or of a function by name.
+        ends: names of nodes; those of arguments are left out.
+    """
+
+    def known(names: Iterable[str]) -> list[str]:
+        return [name for name in names if name in nodes]
+
+    return closure(
+        known(ends), lambda n: known(map(node_name, data_inputs(nodes[n].input)))
+    )
 
 
 def nodes_behind(
@@ -133,22 +128,12 @@ def nodes_behind(
         graph_def: a `GraphDef`.
         ends: names of nodes, which belong to the result.
         stops: names of nodes whose inputs are left out; they belong to the result.
-
-    Cost: linear in nodes and edges.
     """
     nodes = nodes_by_name(graph_def)
     stopping = frozenset(stops)
-    waiting = list(dict.fromkeys(ends))
-    names = set(waiting)
-    while waiting:
-        name = waiting.pop()
-        if name in stopping:
-            continue
-        for source in nodes[name].input:
-            before = node_of(source)
-            if before not in names:
-                names.add(before)
-                waiting.append(before)
+    names = closure(
+        ends, lambda n: () if n in stopping else map(node_name, nodes[n].input)
+    )
     return [node for node in graph_def.node if node.name in names]
 
 
@@ -166,36 +151,25 @@ def nodes_ahead(
         starts: names of nodes, which belong to the result.
         until: types of ops that end the walk and do not belong to the result.
         data_only: whether waiting for a node is no dependence.
-
-    Cost: linear in nodes and edges.
     """
-    readers: dict[str, list[Any]] = {}
+    readers: dict[str, list[str]] = {}
     for node in graph_def.node:
-        for text in node.input:
-            if not (data_only and text.startswith("^")):
-                readers.setdefault(node_of(text), []).append(node)
-    waiting = list(starts)
-    names = set(waiting)
-    while waiting:
-        for reader in readers.get(waiting.pop(), ()):
-            if reader.name not in names and reader.op not in until:
-                names.add(reader.name)
-                waiting.append(reader.name)
-    return names
+        if node.op not in until:
+            for text in data_inputs(node.input) if data_only else node.input:
+                readers.setdefault(node_name(text), []).append(node.name)
+    return set(closure(starts, lambda name: readers.get(name, ())))
 
 
 def cycle_of(graph_def: Any) -> list[str] | None:
     """Return the nodes on a cycle by name, first and last the same, if there is one.
 
     The back edges of loops, from NextIteration to Merge, do not count.
-
-    Cost: linear in nodes and edges.
     """
     nodes = nodes_by_name(graph_def)
     needs = {
         name: [
             source
-            for source in map(node_of, node.input)
+            for source in map(node_name, node.input)
             if "NextIteration" not in nodes[source].op
         ]
         for name, node in nodes.items()
@@ -244,17 +218,11 @@ def legal_name(name: str) -> str:
 def redirect(program: ModelProgram, stand_ins: Mapping[str, str]) -> None:
     """Make every reader of some tensors read other ones, in place.
 
-    What waited for the op of such a tensor does not wait any more.
-
-    Args:
-        program: the program.
-        stand_ins: for the name of each tensor, the one that is read instead.
-
-    Cost: linear in nodes and edges.
+    Ops that waited for the op of such a tensor no longer do.
     """
-    tensors = {canonical(old): canonical(new) for old, new in stand_ins.items()}
-    texts = {short(old): short(new) for old, new in tensors.items()}
-    nodes = {f"^{node_of(old)}" for old in tensors}
+    tensors = {tensor_name(old): tensor_name(new) for old, new in stand_ins.items()}
+    texts = {short_name(old): short_name(new) for old, new in tensors.items()}
+    nodes = {f"^{node_name(old)}" for old in tensors}
     for node in program.graph_def.node:
         if any(text in texts or text in nodes for text in node.input):
             inputs = [texts.get(t, t) for t in node.input if t not in nodes]
@@ -267,13 +235,10 @@ def redirect(program: ModelProgram, stand_ins: Mapping[str, str]) -> None:
 
 
 def forget_shapes_behind(program: ModelProgram, tensors: Iterable[str]) -> None:
-    """Drop the shapes recorded for what depends on some tensors, in place.
-
-    Cost: linear in nodes and edges.
-    """
-    starts = {node_of(t) for t in tensors}
+    """Drop the shapes recorded behind some tensors, in place."""
+    starts = {node_name(t) for t in tensors}
     nodes = program.graph_def.node
-    readers = [n.name for n in nodes if any(node_of(t) in starts for t in n.input)]
+    readers = [n.name for n in nodes if any(node_name(t) in starts for t in n.input)]
     behind = nodes_ahead(program.graph_def, readers)
     for node in nodes:
         if node.name in behind:
@@ -285,18 +250,10 @@ def rename_nodes(
     names: Mapping[str, str],
     counts: Mapping[str, int] | None = None,
 ) -> None:
-    """Rename nodes and all that refers to them, in place.
-
-    Args:
-        program: the program.
-        names: the new name of each node.
-        counts: how many outputs a node has, if not one.
-
-    Cost: linear in nodes and edges.
-    """
+    """Rename nodes and all that refers to them, in place."""
 
     def renamed(text: str) -> str:
-        name = node_of(text)
+        name = node_name(text)
         new = names.get(name)
         if new is None:
             return text

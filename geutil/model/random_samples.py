@@ -31,18 +31,15 @@ def random_inputs(
 
     Floats and complex numbers are normal (mean 0, deviation 1), integers are 0 and 1,
     of `uint8` from 0 to 255, strings are four letters long. An input with a bound gets
-    numbers from 0 to below it, of whatever dtype. An unknown first dimension is 3,
-    an unknown other one 32 in images (rank 4 and more), else 8; an unknown rank is
-    taken for a vector.
+    numbers from 0 to below it, of whatever dtype. An unknown first dimension is 3, an
+    unknown other one 32 in images (rank 4 and more), else 8; an unknown rank is taken
+    for a vector.
 
     Args:
         inputs: the inputs of a model.
         rng: where the numbers come from.
         batch: the first dimension for some inputs, whatever their shape says.
-        bounds: what the numbers of some inputs stay below; see `bounds_of_indices`.
-
-    Raises:
-        ModelError: there is no drawing values of an input's dtype.
+        bounds: the bounds of some inputs' numbers, exclusive; see `bounds_of_indices`.
     """
     arrays = {}
     for name, t in inputs.items():
@@ -56,7 +53,7 @@ def random_inputs(
         bound = (bounds or {}).get(name)
         if bound is not None and (t.dtype.is_integer or t.dtype.is_floating):
             whole = rng.integers(0, min(bound, t.dtype.max), sizes)
-            # What is cut off to a whole number must not change by rounding.
+            # The fraction that is cut off must not change by rounding.
             between = 0.25 if t.dtype in (tf.float32, tf.float64) else 0
             arrays[name] = (whole + between).astype(t.dtype.as_numpy_dtype)
         else:
@@ -122,12 +119,10 @@ _JOINING = frozenset(("Concat", "ConcatV2", "Pack"))
 
 
 def bounds_of_indices(inputs: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return, for each input that indexes something, what its numbers stay below.
+    """Return, for each input that is an index, the bound of its numbers.
 
     Tables are looked for behind ops that hand numbers on as they are or add a constant,
     not in the bodies of functions. The least bound counts.
-
-    Cost: linear in the ops behind the inputs.
     """
     bound_by_name = {}
     for name, t in inputs.items():
@@ -158,7 +153,7 @@ def _bounds(t: Tensor) -> Iterator[int]:
 
 
 def _handed_on(op: Operation, index: int) -> list[int]:
-    """Return [what is added to an input], or [] if its numbers are not handed on."""
+    """Return [the number added to an input], or [] if its numbers are not passed on."""
     if index in _PASSING.get(op.type, ()) or op.type in _JOINING:
         return [0]
     if op.type in op_types.ADDITIONS:
@@ -169,7 +164,7 @@ def _handed_on(op: Operation, index: int) -> list[int]:
 
 
 def _bound(op: Operation, index: int) -> int | None:
-    """Return what an op wants the numbers of an input to stay below."""
+    """Return the bound that an op sets to the numbers of an input."""
     kind = op.type
     if kind.startswith("UnsortedSegment"):
         kind = "UnsortedSegment"

@@ -10,8 +10,9 @@ import tensorflow as tf
 from geutil.errors import GeutilError, ModelError, SelectionError
 from geutil.graph.creation import make_op_like
 from geutil.graph.types import Operation, is_op, is_tensor
+from geutil.graph.walks import node_name
 from geutil.model.core import EditableModel, M
-from geutil.model.programs import fresh_name, legal_name, node_of, rename_nodes
+from geutil.model.programs import fresh_name, legal_name, rename_nodes
 from geutil.rewrite import Match, Op, Rule, rewrite
 from geutil.select import names
 from geutil.select.queries import select_ops
@@ -48,7 +49,7 @@ def replace_op(model: M, ops: Any, replacement: Replacement) -> M:
 
 
 def _selected(model: EditableModel, ops: Any) -> list[Operation]:
-    """Return the ops that are meant; see `Model.replace_op`."""
+    """Return the ops that are selected; see `Model.replace_op`."""
     selected_ops: list[Operation] = []
     if isinstance(ops, str):
         selected_ops = [op for op in model.graph.get_operations() if op.type == ops]
@@ -78,9 +79,6 @@ def _op_of_layer(model: EditableModel, item: Any) -> list[Operation]:
     """Return the op that a layer computes with, in each of its calls.
 
     None if no layer is called so.
-
-    Raises:
-        ModelError: a layer computes with several ops, or several have the name.
     """
     try:
         ops = names.ops_of_layers(model.graph, item, repr(model))
@@ -101,7 +99,7 @@ _PARAMETERS = frozenset(("Const", "Placeholder", "ReadVariableOp", "VarHandleOp"
 
 
 def _computed(op: Operation, replacement: Replacement) -> list[Any]:
-    """Return what the replacement computes from the inputs of an op."""
+    """Return the result of the replacement for the inputs of an op."""
     if isinstance(replacement, str):
         return list(make_op_like(op, replacement).outputs)
     result = replacement(*op.inputs)
@@ -142,7 +140,7 @@ def rename(
     placeholders = {}
     for old, new in inputs.items():
         if new != old:
-            before = node_of(program.inputs[new])
+            before = node_name(program.inputs[new])
             placeholders[before] = fresh_name(node_names, legal_name(new))
             node_names.add(placeholders[before])
     rename_nodes(program, placeholders)

@@ -61,14 +61,14 @@ def _write(model: EditableModel, path: Path, *, select_tf_ops: bool) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return what the converter says of the ops, without its traces."""
+    """Return the converter's message about the ops, without its traces."""
     text = str(error)
     said = dict.fromkeys(m[1].strip() for m in _SAID.finditer(text))
     return "; ".join(said)[:1500] or text[:1500]
 
 
 _INPUT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
-"""What TensorFlow can call an input of a signature; it changes other names."""
+"""Names that TensorFlow accepts for inputs of signatures; it changes others."""
 _logger = logging.getLogger("geutil")
 
 

@@ -19,6 +19,7 @@ from geutil.errors import ModelError
 from geutil.graph import functions, gradient_functions, state, strategy_variables
 from geutil.graph.inlining import NodeOrigin
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
+from geutil.graph.walks import node_name, tensor_name
 from geutil.model import programs
 from geutil.model.programs import Ancestor, ModelProgram
 from geutil.transform import custom_gradients, transformer
@@ -31,8 +32,6 @@ class _Closure:
     """A node of a program whose op has a gradient that exists in Python only.
 
     Attributes:
-        node: the node.
-        gradient: the name of the gradient.
         op: the op that it was made from.
         rename: gives the name in the program of a tensor near that op.
     """
@@ -43,13 +42,13 @@ class _Closure:
     rename: Callable[[str], str]
 
     def read(self) -> Iterator[tuple[Tensor, str]]:
-        """Yield what the gradient reads near that op, and what it is in the program."""
+        """Yield the tensors that the gradient reads there, with their program names."""
         for t in custom_gradients.read_by_gradient(self.op):
             # Edits of a program let the node read other tensors than the op does.
             slots = (i for i, read in enumerate(self.op.inputs) if read is t)
             slot = next(slots, None)
             named = self.rename(t.name) if slot is None else self.node.input[slot]
-            yield t, programs.canonical(named)
+            yield t, tensor_name(named)
 
 
 def carry_closures(
@@ -60,15 +59,9 @@ def carry_closures(
 ) -> None:
     """Give the ops of a graph the gradients that `tf.custom_gradient` made for others.
 
-    Args:
-        graph: the new graph.
-        nodes: the definitions that its ops were made from.
-        ancestors: the graphs whose nodes it was made from.
-        origins: where ops that were in the body of a function come from.
-
     Cost: linear in the nodes; the gradients are traced.
     """
-    reads = state.state_of(graph).gradient_reads
+    reads = state.slot(graph, custom_gradients.GradientReads)
     for closure in _closures(nodes, ancestors, origins):
         named = [(t, _tensor(graph, name)) for t, name in closure.read()]
         copies = IdentityMap((t, t_) for t, t_ in named if t_ is not None)
@@ -85,13 +78,6 @@ def prune(
 ) -> list[str]:
     """Drop the nodes of a program that neither ends need nor gradients of those.
 
-    Args:
-        program: the program, which is changed.
-        origins: where nodes that were in the body of a function come from.
-
-    Returns:
-        The names of what gradients read.
-
     Cost: linear in nodes and edges, once for each gradient that reads what only another
     gradient reads; the gradients are traced.
     """
@@ -102,7 +88,7 @@ def prune(
         names = {node.name for node in nodes}
         closures = _closures(nodes, program.ancestors, origins)
         read_names = [
-            programs.node_of(name) for closure in closures for _, name in closure.read()
+            node_name(name) for closure in closures for _, name in closure.read()
         ]
         new = [
             name for name in read_names if name in node_by_name and name not in names
@@ -136,7 +122,7 @@ def _closures(
 def _origin(
     ancestor: Ancestor, name: str, origin: NodeOrigin | None
 ) -> tuple[Operation, Callable[[str], str]] | None:
-    """Return the op that a node was made from, and what tensors near it are called."""
+    """Return the op that a node was made from, and the names of tensors near it."""
     if origin is not None:
         body = functions.body_graph(ancestor.graph, origin.function)
         if body is None:
@@ -150,7 +136,7 @@ def _origin(
 
 
 def _renaming(body: Graph, origin: NodeOrigin) -> Callable[[str], str]:
-    """Return what finds the names that tensors of a function's FuncGraph have now."""
+    """Return a function that finds the present names of a FuncGraph's tensors."""
     # The FuncGraph calls its arguments otherwise than the function's definition does.
     names = (t.name for t in body.inputs)
     arguments = dict(zip(names, origin.arguments, strict=True))
@@ -175,7 +161,7 @@ def _tensor(graph: Graph, name: str) -> Tensor | None:
 
 @dataclass
 class SharedState:
-    """What a model holds besides its graphs.
+    """The objects that a model holds besides its graphs.
 
     Attributes:
         variables: the variables by name; of those of a strategy, the first copies.
@@ -220,10 +206,7 @@ class SharedState:
 
 
 def holdings_of(root: Any) -> SharedState:
-    """Return what a trackable object and its parts hold.
-
-    Cost: linear in the objects that can be reached.
-    """
+    """Return the resources of a trackable object and its parts."""
     holdings = SharedState()
     variables = []
     for obj in tf.train.TrackableView(root).descendants():
@@ -244,11 +227,7 @@ def _unique(objects: Iterable[Any]) -> list[Any]:
 def check_initialized(
     holdings: SharedState, variables: Iterable[tf.Variable], error: Exception
 ) -> None:
-    """Raise, in place of an error of TensorFlow, if variables have no values.
-
-    Raises:
-        ModelError: one of `variables` has no value.
-    """
+    """Raise, in place of an error of TensorFlow, if variables have no values."""
     names = {id(v): name for name, v in holdings.variables.items()}
     empty = [names.get(id(v), v.name) for v in variables if not v.is_initialized()]
     if empty:
@@ -260,12 +239,7 @@ def check_initialized(
 
 
 def check_copies(function: Any) -> None:
-    """Refuse a function whose variables the replicas of a strategy would not share.
-
-    Raises:
-        ModelError: a strategy of several replicas is in scope, and a variable has no
-            copies, or the function moves it.
-    """
+    """Refuse a function whose variables the replicas of a strategy would not share."""
     if not strategy_variables.needs_copies():
         return
     kind = type(tf.distribute.get_strategy()).__name__

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from geutil.errors import ModelError
 from geutil.graph import strategy_variables
+from geutil.graph.walks import node_name, tensor_name
 from geutil.model import core, programs
 from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState
@@ -34,7 +35,7 @@ class Matches:
     stay: dict[str, str] = field(default_factory=dict)
 
 
-class Variables:
+class ThawedVariables:
     """The variables made so far; constants of one name and value share one."""
 
     def __init__(self) -> None:
@@ -65,7 +66,7 @@ def thaw(model: core.M, regex: str | re.Pattern[str]) -> core.M:
     untouched = {name: model.signatures[name].program() for name in order}
     matches = {name: _matches(p.graph_def, pattern) for name, p in untouched.items()}
     _check(untouched[model.signature], matches[model.signature], pattern)
-    variables = Variables()
+    variables = ThawedVariables()
     thawed = {
         name: _thawed(untouched[name], matches[name].found, variables) for name in order
     }
@@ -91,7 +92,7 @@ def _matches(graph_def: Any, pattern: re.Pattern[str]) -> Matches:
 
 
 def _check(program: ModelProgram, matches: Matches, pattern: re.Pattern[str]) -> None:
-    """Refuse a thaw without any variable; log what stays a constant."""
+    """Refuse a thaw without any variable; log weights that stay constants."""
     stay = [f"'{name}' ({reason})" for name, reason in matches.stay.items()]
     listed = ", ".join(stay[:_LISTED]) + (", ..." if len(stay) > _LISTED else "")
     if matches.found:
@@ -115,7 +116,7 @@ def _check(program: ModelProgram, matches: Matches, pattern: re.Pattern[str]) ->
 
 
 def _thawed(
-    program: ModelProgram, constants: list[Any], variables: Variables
+    program: ModelProgram, constants: list[Any], variables: ThawedVariables
 ) -> ModelProgram:
     """Return a program that reads variables in place of some constants."""
     graph_def = program.graph_def
@@ -131,14 +132,14 @@ def _thawed(
         node_names.add(reads[node.name])
     for node in graph_def.node:
         for index, text in enumerate(node.input):
-            if programs.node_of(text) in reads:
+            if node_name(text) in reads:
                 control = "^" if text.startswith("^") else ""
-                node.input[index] = control + reads[programs.node_of(text)]
+                node.input[index] = control + reads[node_name(text)]
     for node in constants:
         graph_def.node.append(_read_node(reads[node.name], node))
         _become_handle(node)
     outputs = {
-        name: programs.canonical(reads.get(programs.node_of(t), t))
+        name: tensor_name(reads.get(node_name(t), t))
         for name, t in program.outputs.items()
     }
     effects = [reads.get(name, name) for name in program.side_effects]
@@ -146,7 +147,7 @@ def _thawed(
 
 
 def _read_node(name: str, constant: Any) -> Any:
-    """Return the node that reads the variable; it waits for what the constant did."""
+    """Return the node that reads the variable; it has the constant's control inputs."""
     node = tf.compat.v1.NodeDef(name=name, op="ReadVariableOp", device=constant.device)
     node.attr["dtype"].type = constant.attr["dtype"].type
     node.input.append(constant.name)

@@ -26,11 +26,7 @@ def ops_to_run(
     sinks: Mapping[str, Operation],
     side_effects: Operation,
 ) -> list[Operation]:
-    """Return the ops that a call runs, in the order of the graph.
-
-    Raises:
-        ModelError: one is a placeholder that nothing feeds.
-    """
+    """Return the ops that a call runs, in the order of the graph."""
     stops = [
         *inputs.values(),
         *(placeholder for _, placeholder in functions.bindings(graph)),
@@ -80,11 +76,7 @@ def _needed_by_gradients(
 
 
 def captures_of(graph: Graph, ops: Iterable[Operation]) -> list[tuple[Any, Tensor]]:
-    """Return the captures that `ops` read.
-
-    Raises:
-        ModelError: a capture is no eager tensor.
-    """
+    """Return the captures that `ops` read."""
     read = IdentitySet(t for op in ops for t in op.inputs)
     needed = [
         (outside, inside)
@@ -118,14 +110,7 @@ def build(
     side_effects: Operation,
     holdings: SharedState,
 ) -> Any:
-    """Return a concrete function of a graph as it is now.
-
-    Raises:
-        ModelError: an output depends on a placeholder that is no input, or on a tensor
-            of another graph.
-
-    Cost: linear in the ops.
-    """
+    """Return a concrete function of a graph as it is now."""
     ops = ops_to_run(graph, inputs, sinks, side_effects)
     captures = captures_of(graph, ops)
     target = functions.new_function_graph("model")

@@ -23,11 +23,12 @@ from geutil.graph import creation, function_defs, functions, keras_calls
 from geutil.graph.call_graph import Effects
 from geutil.graph.inlining import Kept, NodeOrigin, inline_calls
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import closure, node_name, short_name, tensor_name
 from geutil.model import programs, shared_state
 from geutil.model.programs import ModelProgram
 from geutil.transform.function_bodies import SIDE_EFFECTS
 
-# What is behind them runs in a frame of its own, or perhaps not at all.
+# Ops behind them run in a frame of their own, or perhaps not at all.
 _CONTROL_FLOW = frozenset(
     ("Exit", "Merge", "RefExit", "RefMerge", "RefSwitch", "Switch")
 )
@@ -36,14 +37,8 @@ _CONTROL_FLOW = frozenset(
 def effect_roots(graph_def: Any, roots: Iterable[str]) -> list[str]:
     """Return the nodes that must run for all effects behind some nodes to happen.
 
-    Args:
-        graph_def: the graph.
-        roots: names of nodes.
-
     Returns:
         Names of nodes, the first ones with an effect that are met going back.
-
-    Cost: linear in nodes and edges.
     """
     effects = Effects({f.signature.name: f for f in graph_def.library.function})
     effective = {node.name for node in graph_def.node if effects.of(node)}
@@ -51,19 +46,16 @@ def effect_roots(graph_def: Any, roots: Iterable[str]) -> list[str]:
         return []
     nodes = programs.nodes_by_name(graph_def)
     late = programs.nodes_ahead(graph_def, effective)
-    waiting = [name for name in dict.fromkeys(roots) if name in late]
-    met = set(waiting)
-    effect_names = set()
-    while waiting:
-        node = nodes[waiting.pop()]
-        if node.name in effective or node.op in _CONTROL_FLOW:
-            effect_names.add(node.name)
-            continue
-        for name in map(programs.node_of, node.input):
-            if name in late and name not in met:
-                met.add(name)
-                waiting.append(name)
-    return [node.name for node in graph_def.node if node.name in effect_names]
+
+    def is_end(name: str) -> bool:
+        return name in effective or nodes[name].op in _CONTROL_FLOW
+
+    def before(name: str) -> list[str]:
+        names = [] if is_end(name) else map(node_name, nodes[name].input)
+        return [n for n in names if n in late]
+
+    met = closure([name for name in roots if name in late], before)
+    return [n.name for n in graph_def.node if n.name in met and is_end(n.name)]
 
 
 _COPY = re.compile(r"(^|/)Identity(_\d+)?$")
@@ -74,29 +66,22 @@ def without_wrappers(
 ) -> tuple[dict[str, str], list[str]]:
     """Return the ends of a graph without the copies that wrapping adds.
 
-    Args:
-        graph_def: a `GraphDef` whose calls are inlined, or not.
-        outputs: the tensor of each output.
-        side_effects: the nodes that run besides.
-
     Returns:
         The tensors that are copied, and the nodes with an effect that ran besides or
         that the copies waited for.
-
-    Cost: linear in nodes and edges.
     """
     nodes = programs.nodes_by_name(graph_def)
     readers: dict[str, set[str]] = {}
     for node in graph_def.node:
         for text in node.input:
-            # What waits for a copy does not mind that nobody reads it.
+            # Ops that wait for a copy do not mind that nobody reads it.
             if not text.startswith("^"):
-                readers.setdefault(programs.node_of(text), set()).add(node.name)
+                readers.setdefault(node_name(text), set()).add(node.name)
     waited: dict[str, None] = dict.fromkeys(side_effects)
     copies: set[str] = set()
     tensors = {}
     for name, tensor in outputs.items():
-        node = nodes[programs.node_of(tensor)]
+        node = nodes[node_name(tensor)]
         while (
             node.op == "Identity"
             and _COPY.search(node.name)
@@ -105,18 +90,17 @@ def without_wrappers(
             copies.add(node.name)
             waited |= dict.fromkeys(t[1:] for t in node.input if t.startswith("^"))
             tensor = node.input[0]
-            node = nodes[programs.node_of(tensor)]
+            node = nodes[node_name(tensor)]
         tensors[name] = tensor if ":" in tensor else f"{tensor}:0"
     return tensors, effect_roots(graph_def, waited)
 
 
 @dataclass
-class Parts:
+class GraphParts:
     """An editable graph and its ends.
 
     Attributes:
         graph: a FuncGraph whose captures are bound.
-        inputs: a placeholder for each input.
         sinks: for each output an Identity that serves it alone.
         side_effects: an op that waits for all that runs besides the outputs.
         kept: the calls that were not inlined, with the reasons.
@@ -131,26 +115,14 @@ class Parts:
 
 def materialize(
     program: ModelProgram, *, inline: bool, what: str, keep: Collection[str] = ()
-) -> Parts:
-    """Make an editable graph of a program.
-
-    Args:
-        program: the program, which is not changed.
-        inline: whether calls of functions are replaced by the functions' bodies.
-        what: what the program was made from, for messages.
-        keep: names of functions whose calls stay.
-
-    Raises:
-        ModelError: an end is not in the graph, or TensorFlow refuses the nodes.
-
-    Cost: linear in nodes and edges, function bodies included.
-    """
+) -> GraphParts:
+    """Make an editable graph of a program."""
     _check_ends(program, what)
     program = replace(program)
     shared_state.prune(program)
     _forget_defaults(program)
     graph_def = program.graph_def
-    outputs = {name: programs.canonical(t) for name, t in program.outputs.items()}
+    outputs = {name: tensor_name(t) for name, t in program.outputs.items()}
     effects: list[str] = list(program.side_effects)
     calls: tuple[Kept, ...] = ()
     origins: Mapping[str, NodeOrigin] = {}
@@ -178,13 +150,13 @@ def materialize(
     keras_calls.set_calls(graph, program.layers)
 
     def tensor(name: str) -> Tensor:
-        name = programs.canonical(name)
+        name = tensor_name(name)
         try:
             return graph.get_tensor_by_name(stand_ins.get(name, name))
         except (KeyError, ValueError) as error:
             raise ModelError(f"{what} has no tensor '{name}': {error}") from error
 
-    return Parts(
+    return GraphParts(
         graph,
         {name: tensor(t) for name, t in program.inputs.items()},
         {name: make_sink(graph, name, tensor(t)) for name, t in outputs.items()},
@@ -197,15 +169,13 @@ def _check_ends(program: ModelProgram, what: str) -> None:
     nodes = programs.nodes_by_name(program.graph_def)
     ends = [*program.inputs.values(), *program.outputs.values(), *program.side_effects]
     for end in ends:
-        if programs.node_of(end) not in nodes:
-            raise ModelError(
-                f"{what} has no op '{programs.node_of(end)}' for tensor '{end}'"
-            )
+        if node_name(end) not in nodes:
+            raise ModelError(f"{what} has no op '{node_name(end)}' for tensor '{end}'")
 
 
 def _forget_defaults(program: ModelProgram) -> None:
     """Make inputs placeholders; they are always given, and the default is not here."""
-    fed = {programs.node_of(t) for t in program.inputs.values()}
+    fed = {node_name(t) for t in program.inputs.values()}
     for node in program.graph_def.node:
         if node.name in fed and node.op == "PlaceholderWithDefault":
             node.op = "Placeholder"
@@ -215,14 +185,7 @@ def _forget_defaults(program: ModelProgram) -> None:
 def _imported(
     graph_def: Any, captures: dict[str, Any], what: str
 ) -> tuple[Graph, dict[str, str]]:
-    """Make a FuncGraph of a `GraphDef`, with its captures bound.
-
-    Returns:
-        The graph, and the tensor that stands for each capture.
-
-    Raises:
-        ModelError: TensorFlow refuses the nodes.
-    """
+    """Make a FuncGraph of a `GraphDef`, with its captures bound."""
     function_defs.with_unique_functions(graph_def)
     graph = functions.new_function_graph("model")
     stand_ins = _stand_ins(graph_def, captures)
@@ -238,27 +201,17 @@ def _imported(
 
 
 def _stand_ins(graph_def: Any, captures: dict[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Write the nodes that stand for something outside, one for each thing.
-
-    Returns:
-        For each capture the tensor that stands for it, and what it stands for.
-    """
+    """Write the nodes that correspond to something outside, one for each thing."""
     first: dict[int, str] = {}
     stand_ins: dict[str, tuple[str, Any]] = {}
-    by_node = {
-        programs.node_of(name): (name, external) for name, external in captures.items()
-    }
+    by_node = {node_name(name): (name, external) for name, external in captures.items()}
     for node in graph_def.node:
         if node.name in by_node:
             name, external = by_node[node.name]
             functions.write_stand_in(node, external)
             stand_ins[name] = (first.setdefault(id(external), name), external)
     # A graph binds one tensor to one outside; nodes that stand for the same share it.
-    shared = {
-        programs.short(n): programs.short(t)
-        for n, (t, _) in stand_ins.items()
-        if n != t
-    }
+    shared = {short_name(n): short_name(t) for n, (t, _) in stand_ins.items() if n != t}
     if shared:
         for node in graph_def.node:
             inputs = [shared.get(text, text) for text in node.input]

@@ -2,7 +2,8 @@
 
 A loop becomes a chain of calls of its body, which are inlined. Its counters are
 constants then, and each element of a list that it reads or writes is a tensor of its
-own: what takes an element out reads that tensor, and what stacks the list packs them.
+own: an op that takes an element out reads that tensor, and one that stacks the list
+packs them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from geutil.model.programs import (
     rename_nodes,
 )
 from geutil.model.strip.options import keep_of, program_of_parts
-from geutil.model.to_graph import Parts, materialize
+from geutil.model.to_graph import GraphParts, materialize
 from geutil.rewrite import Match, Op, Rule, rewrite
 from geutil.rewrite.rules import constant_folding
 from geutil.select.queries import select_ops
@@ -74,7 +75,7 @@ def unroll(model: M, loops: Any, max_ops: int) -> M:
 
 
 def _selected(model: EditableModel, loops: Any) -> frozenset[str] | None:
-    """Return the names of the loops that are meant; None for all."""
+    """Return the names of the loops that are selected; None for all."""
     callers = _loops_in(model.graph)
     if not callers:
         raise ModelError(f"{model!r} has no loop to unroll{_elsewhere(model.graph)}")
@@ -158,7 +159,7 @@ def _write_calls(program: ModelProgram, times: Mapping[str, int]) -> None:
             for attribute in ("Tin", "Tout"):
                 call.attr[attribute].CopyFrom(loop.attr["T"])
             values = [f"{call.name}:{i}" for i in places]
-        # What waits for the loop waits for what it yields.
+        # Ops that wait for the loop wait for its results.
         last = type(loop)(op="IdentityN", name=name, device=loop.device)
         last.input.extend([*values, *controls])
         last.attr["T"].CopyFrom(loop.attr["T"])
@@ -169,7 +170,7 @@ def _write_calls(program: ModelProgram, times: Mapping[str, int]) -> None:
             node.input.append(f"^{name}")
 
 
-def _with_short_names(parts: Parts, loops: Sequence[str]) -> ModelProgram:
+def _with_short_names(parts: GraphParts, loops: Sequence[str]) -> ModelProgram:
     """Return the program of a graph, with the scope of each loop in a name once.
 
     Nodes of a body have its scope already, and get that of their step before it.
@@ -193,8 +194,8 @@ def _with_short_names(parts: Parts, loops: Sequence[str]) -> ModelProgram:
     return program
 
 
-def _fold_scalars(parts: Parts) -> None:
-    """Fold what counters and bounds are computed from."""
+def _fold_scalars(parts: GraphParts) -> None:
+    """Fold the ancestors of counters and bounds."""
     rules = constant_folding(max_bytes=_SCALAR)
     rewrite(parts.graph, rules, keep=keep_of(parts))
 
@@ -252,7 +253,7 @@ def _rows(op: Operation, unstacked: dict[int, list[Tensor]]) -> list[Tensor]:
 
 
 def _writers(handle: Tensor) -> Iterator[Operation]:
-    """Yield the ops that made a list what it is, the last one first."""
+    """Yield the ops that wrote a list, the last one first."""
     while True:
         op = handle.op
         yield op

@@ -2,8 +2,8 @@
 
 A partition cuts the forward pass into stages, a placement puts each on a device, and
 `pipelined` builds the step in which micro-batches follow each other through them, with
-the time, the idle time, the traffic and the peaks that it predicts. Variables, losses
-and optimizers stay the caller's; `geutil.memory` simulates any placed step.
+the predicted time, idle time, traffic and peaks. Variables, losses and optimizers stay
+the caller's; `geutil.memory` simulates any placed step.
 """
 
 from geutil.pipeline.micro_batches import PipelinedStep, pipelined

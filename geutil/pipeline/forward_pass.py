@@ -33,7 +33,7 @@ _SEED = "seed2"
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class SourcePass:
     """A forward pass, read for copies of it."""
 
     loss: Tensor
@@ -47,7 +47,7 @@ class Source:
     # Of each stage the tensors that it reads of earlier ones, and later ones of it.
     received: tuple[tuple[Tensor, ...], ...]
     sent: tuple[tuple[Tensor, ...], ...]
-    # Of each stage the places of the xs that it reads, or what follows from them alone.
+    # Of each stage the places of the xs that it reads, directly or not.
     used: tuple[tuple[int, ...], ...]
     notes: tuple[str, ...]
 
@@ -63,8 +63,8 @@ def read_source(
     partition: Partition,
     inputs: Any,
     micro_batches: int,
-) -> Source:
-    """Read a forward pass, and refuse what cannot be copied for each micro-batch."""
+) -> SourcePass:
+    """Read a forward pass; refuse ops that cannot be copied for each micro-batch."""
     types.require_tensor(loss)
     if loss.shape.rank != 0:
         raise TransformError(
@@ -106,7 +106,7 @@ def read_source(
     sent = [[t for op in ops for t in op.outputs if t in crossing] for ops in stages]
     sources = [_op_of(x, loss.graph) for x in xs]
     _check_sources(sources, own, wholes)
-    return Source(
+    return SourcePass(
         loss,
         tuple(stage.device for stage in partition.stages),
         tuple(map(tuple, stages)),
@@ -279,7 +279,7 @@ def _check_sources(
     own: Mapping[Operation, None],
     wholes: IdentityMap[Tensor],
 ) -> None:
-    """Refuse xs that gradients do not reach: data, and what makes the data."""
+    """Refuse xs that gradients do not reach: data, and sources of the data."""
     before = frozenset(get_backward_walk_ops(list(wholes.values())))
     before |= frozenset(t.op for t in wholes)
     for op in sources:
@@ -303,7 +303,7 @@ def _used(
     own: Mapping[Operation, None],
     sources: Iterable[Operation | None],
 ) -> tuple[int, ...]:
-    """Return the places of the xs that some ops read, or what follows from them."""
+    """Return the places of the xs that some ops read, directly or not."""
     shared = [t for op in ops for t in op.inputs if t.op not in own]
     walked = frozenset(
         get_backward_walk_ops(shared, within_ops_fn=lambda op: op not in own)
@@ -312,7 +312,7 @@ def _used(
 
 
 def _notes(copied: Iterable[Operation]) -> list[str]:
-    """Return what differs from the whole batch, by design, in words."""
+    """Return the intended differences from the whole batch, in words."""
     notes = []
     for op in copied:
         attributes = op.node_def.attr

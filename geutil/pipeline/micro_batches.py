@@ -25,14 +25,15 @@ from geutil.graph.types import (
     Tensor,
 )
 from geutil.memory.executor import Pipeline, PipelineRun, Schedule, Stage, run_pipeline
-from geutil.memory.predicting import device_peaks
-from geutil.memory.sizes import megabytes, tensor_bytes
+from geutil.memory.sizes import tensor_bytes
+from geutil.memory.step_prediction import device_peaks
 from geutil.memory.times import op_time
-from geutil.pipeline.forward_pass import Source, other_seed, read_source
+from geutil.pipeline.forward_pass import SourcePass, other_seed, read_source
 from geutil.pipeline.partitions import Partition
 from geutil.pipeline.stage_memory import variable_bytes
 from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
+from geutil.sizes import size_text
 from geutil.transform import handlers
 from geutil.transform.transformer import Transformer
 
@@ -68,8 +69,8 @@ class PipelinedStep:
     def peaks(self) -> tuple[int, ...]:
         """The predicted peak of each stage's device in bytes, sums of gradients in it.
 
-        Variables, constants and what is fed come besides. A device runs one op at a
-        time, and what it receives is there as early as it can be.
+        Variables, constants and feeds come besides. A device runs one op at a time, and
+        received tensors are there as early as they can be.
 
         Raises:
             PredictionError: sizes depend on dimensions that are not known.
@@ -149,7 +150,7 @@ class PipelinedStep:
         return {stage.device: i for i, stage in enumerate(self.partition.stages)}
 
     def _number(self, op: Operation) -> int:
-        """Return the stage whose device an op, or what it is colocated with, is on."""
+        """Return the stage of an op's device, or of the op it is colocated with."""
         met: set[Operation] = set()
         while not op.device and op not in met:
             met.add(op)
@@ -179,10 +180,10 @@ class PipelinedStep:
             again = ", computes again" if self.recomputed[s] else ""
             lines.append(
                 f"  {stage.device}: {run.busy[s] / busy:.1%} of the computing{again}; "
-                f"weights {megabytes(self.weights[s])}; {self._peak(s)}; at most "
+                f"weights {size_text(self.weights[s])}; {self._peak(s)}; at most "
                 f"{run.in_flight[s]} micro-batches of "
-                f"{megabytes(self.pipeline.stages[s].kept)} kept; "
-                f"sends {megabytes(sent)} a step"
+                f"{size_text(self.pipeline.stages[s].kept)} kept; "
+                f"sends {size_text(sent)} a step"
             )
         lines += [f"  {note}" for note in self.notes[:_SHOWN]]
         if len(self.notes) > _SHOWN:
@@ -191,7 +192,7 @@ class PipelinedStep:
 
     def _peak(self, stage: int) -> str:
         try:
-            return f"predicted peak besides {megabytes(self.peaks[stage])}"
+            return f"predicted peak besides {size_text(self.peaks[stage])}"
         except PredictionError:
             return "peak unknown, since dimensions are open (each counts as 32)"
 
@@ -210,10 +211,10 @@ def pipelined(
 ) -> PipelinedStep:
     """Build the gradients of a batch whose micro-batches go through stages on devices.
 
-    The batch is split along its first axis. The forward pass is copied for each
-    micro-batch; variables, and ops that depend on no data, are shared. A stage keeps
-    its inputs from other stages for each micro-batch, and computes the rest again in
-    its backward pass. Control edges hold each stage to its order of passes, so that
+    The batch is split along its first axis. For each micro-batch the forward pass is
+    copied; variables, and ops that read no data, are shared. A stage keeps of a
+    micro-batch the tensors that it reads of other stages, and computes the rest again
+    in its backward pass. Control edges hold each stage to its order of passes, so that
     under any executor it keeps at most min(M, stages - s) of M micro-batches with
     "1f1b", s counted from 0, and M with "gpipe". The last stage of "1f1b" has each
     backward pass right behind the forward pass, and computes nothing again. Gradients
@@ -221,10 +222,10 @@ def pipelined(
 
     The gradients are those of the whole batch if the loss is a mean over the examples
     of the batch, or with `mean=False` a sum. That is not checked. Statistics of a batch
-    norm in training are those of each micro-batch. Random ops draw again for each
-    micro-batch, and their results are kept. An op that changes state is refused if it
-    depends on the data, and runs once if not. `notes` of the result says which of these
-    the graph has.
+    norm in training are those of each micro-batch. Random ops draw anew for each
+    micro-batch, and their numbers are kept, not drawn again. An op that changes state
+    is refused if it depends on the data, and runs once if not. `notes` of the result
+    says which of these the graph has.
 
     Args:
         loss: a number, made by a partitioned forward pass; in a graph of version 1 or
@@ -237,8 +238,8 @@ def pipelined(
             batch that it has parts of. All other inputs are shared.
         micro_batches: how many parts. They divide each batch.
         schedule: "1f1b" or "gpipe", as in `geutil.memory.Pipeline`.
-        recompute: whether a stage recomputes activations in its backward pass, or keeps
-            them.
+        recompute: whether a stage computes its forward tensors again to go backward, or
+            keeps them.
         mean: whether the loss and its gradients are means over micro-batches, or sums.
 
     Returns:
@@ -277,7 +278,7 @@ def pipelined(
     sources = [source_of(x) for x in as_list(xs)]
     source = read_source(loss, sources, partition, inputs, micro_batches)
     partition.apply()
-    builder = _Builder(source, sources, pipeline, recompute=recompute, mean=mean)
+    builder = _StepBuilder(source, sources, pipeline, recompute=recompute, mean=mean)
     with loss.graph.as_default():
         builder.build()
         total, gradients = builder.results()
@@ -330,12 +331,12 @@ class _Pass:
         return part
 
 
-class _Builder:
+class _StepBuilder:
     """Builds the passes of a step, one after another as they can run."""
 
     def __init__(
         self,
-        source: Source,
+        source: SourcePass,
         xs: Sequence[Any],
         pipeline: Pipeline,
         *,
@@ -356,7 +357,7 @@ class _Builder:
         self.passes: dict[tuple[int, bool], tuple[Operation, ...]] = {}
         # The copies of ops that each micro-batch has in its forward passes.
         self._copied: list[dict[Operation, Operation]] = [{} for _ in range(count)]
-        # Of stages that do not compute again: what to differentiate by.
+        # Of stages that do not compute again: the tensors to differentiate by.
         self._read: dict[tuple[int, int], IdentityMap[Tensor]] = {}
         self._incoming: list[MutableIdentityMap[list[Tensor]]] = [
             MutableIdentityMap() for _ in range(count)
@@ -493,7 +494,7 @@ class _Builder:
     def _again(
         self, now: _Pass
     ) -> tuple[IdentityMap[Tensor], Callable[[Tensor], Tensor]]:
-        """Copy a stage once more; return what it reads, and how to find its copies."""
+        """Copy a stage once more; return its inputs, and a finder of its copies."""
         once, ops = self._source.once, self._source.stages[now.stage]
         read = self._inputs(now)
         run_once = (t for op in ops if op in once for t in op.outputs)
@@ -509,7 +510,7 @@ class _Builder:
     def _seeds(
         self, now: _Pass, copy_of: Callable[[Tensor], Tensor]
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Return what of a stage is differentiated, and the gradient of each."""
+        """Return the differentiated tensors of a stage, and the gradient of each."""
         source, targets, seeds = self._source, [], []
         for t in source.sent[now.stage]:
             waiting = list(map(now.wait, self._incoming[now.batch].get(t, ())))
@@ -525,7 +526,7 @@ class _Builder:
         return targets, seeds
 
     def _add(self, stage: int, place: int, gradient: Any) -> list[Operation]:
-        """Add a gradient to those of earlier micro-batches; return what to wait for."""
+        """Add a gradient to those of earlier micro-batches; return the end ops."""
         parts = self._sums[stage].setdefault(place, [])
         if all(isinstance(part, tf.IndexedSlices) for part in (*parts, gradient)):
             parts.append(gradient)

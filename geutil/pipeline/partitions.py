@@ -12,7 +12,7 @@ from geutil.errors import ArgumentTypeError, SelectionError, TransformError
 from geutil.graph import adjacency, colocation, edits, op_types, types
 from geutil.graph.types import GivenShapes, Operation, Tensor, is_stateful
 from geutil.memory.executor import Pipeline, Schedule, Stage
-from geutil.memory.sizes import megabytes, tensor_bytes
+from geutil.memory.sizes import tensor_bytes
 from geutil.memory.times import op_time
 from geutil.pipeline.stage_cuts import (
     SequenceCut,
@@ -30,6 +30,7 @@ from geutil.select import conversions
 from geutil.select.boundary import ControlOutputs
 from geutil.select.networks.provenance import Origins
 from geutil.select.walks import get_backward_walk_ops, get_forward_walk_ops
+from geutil.sizes import size_text
 
 Balance = Literal["memory", "time"]
 BALANCES = ("memory", "time")
@@ -37,12 +38,12 @@ BALANCES = ("memory", "time")
 
 @dataclass(frozen=True, eq=False)
 class PartitionStage:
-    """The part of one device.
+    """The part of a step that one device computes.
 
     Attributes:
         device: the device.
         ops: the ops, in topological order.
-        cost: by the balanced quantity: bytes, or multiply-adds of a convolution.
+        cost: by the balance: bytes, or multiply-adds of a convolution.
         sent: the tensors that later stages read, of this stage or of earlier ones.
         sent_bytes: their bytes.
     """
@@ -60,7 +61,7 @@ class Partition:
 
     Attributes:
         stages: the stages, first to last.
-        balance: the balanced quantity, "memory" or "time".
+        balance: the balanced cost, "memory" or "time".
         bound: no partition into as many stages has a largest stage below it.
         unplaced: ops that may change state and read the forward pass, but are not
             behind the tensors, so that they get no device.
@@ -108,7 +109,7 @@ class Partition:
         for stage in self.stages:
             names = ", ".join(f"'{t.name}'" for t in stage.sent[:3])
             more = f" and {len(stage.sent) - 3} more" if len(stage.sent) > 3 else ""
-            sent = f"; sends {megabytes(stage.sent_bytes)}: {names}{more}"
+            sent = f"; sends {size_text(stage.sent_bytes)}: {names}{more}"
             lines.append(
                 f"  {stage.device}: {len(stage.ops)} ops, {self._amount(stage.cost)}"
                 + (sent if stage.sent else "")
@@ -123,7 +124,7 @@ class Partition:
 
     def _amount(self, cost: float) -> str:
         if self.balance == "memory":
-            return megabytes(int(cost))
+            return size_text(int(cost))
         return f"{cost:.3g} multiply-adds"
 
 
@@ -141,8 +142,8 @@ def partition(
     """Cut the forward pass behind some tensors into stages for a pipeline.
 
     Every tensor goes to the same stage or to a later one. Of all cuts of the ops in
-    their topological order, the largest stage is least, and within the slack the
-    fewest bytes cross. Ops without data or random numbers (variables, their reads,
+    their topological order, the largest stage is least, and within the slack the fewest
+    bytes cross. Ops that read neither data nor random numbers (variables, their reads,
     constants) are in the stage that reads them first; ops that share a variable, or are
     colocated, are in one stage.
 
@@ -161,9 +162,9 @@ def partition(
         micro_batches: how many of them a step has.
         slack: the share by which the largest stage may be larger, to save traffic.
         schedule: "1f1b" or "gpipe"; it says how many micro-batches are in flight.
-        recompute: whether stages recompute activations in their backward passes.
+        recompute: whether stages compute their forward tensors again to go backward.
         shapes: shapes for tensors whose static shapes leave dimensions open: a mapping,
-            or pairs; "memory" needs them. Sent tensors and "time" count each as 32.
+            or pairs; "memory" needs them. Traffic and "time" count each as 32.
 
     Returns:
         The partition; nothing is changed until `apply`.
@@ -214,21 +215,9 @@ def even_split(
     schedule: Schedule = "1f1b",
     recompute: bool = True,
 ) -> Partition:
-    """Cut the forward pass behind some tensors into stages of as many ops each.
+    """Cut the forward pass into stages of as many ops each, to compare partitions with.
 
-    What a partition by memory is compared with; costs are those of one.
-
-    Args:
-        ys: as in `partition`.
-        devices: as in `partition`.
-        micro_batches: as in `partition`.
-        schedule: as in `partition`.
-        recompute: as in `partition`.
-
-    Raises:
-        PlanError: there are more devices than places to cut.
-
-    Cost: that of `tf.gradients`, and a simulation for each stage.
+    The arguments and errors are those of `partition` by memory.
     """
     tensors = _targets(ys)
     line = _Line(get_backward_walk_ops(tensors, control_inputs=True))
@@ -253,10 +242,8 @@ def _targets(ys: Any) -> list[Tensor]:
 
 
 def _is_result(tensor: Tensor) -> bool:
-    """Tell whether nothing reads an op, and it makes numbers rather than changes them.
-
-    Of a fused norm some outputs are never read.
-    """
+    """Tell whether nothing reads an op, and it makes numbers, not changes them."""
+    # Of a fused norm some outputs are never read.
     op = tensor.op
     is_read = any(t.consumers() for t in op.outputs)
     changes = is_stateful(op) or types.is_reference(tensor)
@@ -270,11 +257,7 @@ def _flights(stages: int, micro_batches: int, schedule: Schedule) -> list[int]:
 
 
 class _Line:
-    """The ops of a forward pass in a line that can be cut in some places.
-
-    Args:
-        ops: the ops.
-    """
+    """The ops of a forward pass in a line that can be cut in some places."""
 
     def __init__(self, ops: Sequence[Operation]) -> None:
         self._ops = adjacency.topological_sort(ops)
@@ -289,7 +272,7 @@ class _Line:
         self._place |= dict.fromkeys(self._fixed, end)
         self._length = end + 1
         self._groups = self._together()
-        # What goes together may pull more along, until nothing moves.
+        # Groups may pull more along, until nothing moves.
         while self._move_forward():
             pass
         starts = self._cut_places()
@@ -298,7 +281,7 @@ class _Line:
         self.count = len(starts)
 
     def _without_data(self) -> frozenset[Operation]:
-        """Return what is read only, and what follows from that alone; placeholders."""
+        """Return placeholders, variables, constants, and ops on these alone."""
         fixed: set[Operation] = set()
         roots = op_types.PLACEHOLDERS | op_types.VARIABLES | {"Const"}
         data: set[Operation] = set()
@@ -328,7 +311,7 @@ class _Line:
         return [list(group) for group in groups.values()]
 
     def _move_forward(self) -> bool:
-        """Move what reads no data to what reads it, and to its group; tell if any."""
+        """Move ops without data to their first readers and group; tell if any."""
         before = sum(self._place.values())
         for op in reversed(self._ops):
             if op in self._fixed:
@@ -350,7 +333,7 @@ class _Line:
         return {i for i in range(self._length) if not i or not inside[i]}
 
     def by_time(self, devices: Sequence[str], slack: float) -> Partition:
-        """Return the best partition by what ops take."""
+        """Return the best partition by the time of ops."""
         taken = [0.0] * self.count
         for op in self._ops:
             taken[self._piece[op]] += op_time(op) if op not in self._fixed else 0
@@ -360,7 +343,7 @@ class _Line:
         return Partition(found, "time", bound, self._unplaced())
 
     def _cut_by(self, taken: Sequence[float], stages: int, slack: float) -> SequenceCut:
-        """Return the best cut by sums of what the pieces take."""
+        """Return the best cut by sums of the costs of pieces."""
         sums = [0.0, *accumulate(taken)]
 
         def cost(_: int, start: int, end: int) -> float:
@@ -384,7 +367,7 @@ class _Line:
         again: bool,
         shapes: GivenShapes | None = None,
     ) -> StageMemory:
-        """Return what the stretches hold in a training step."""
+        """Return the memory of stretches in a training step."""
         held = [0.0] * self.count
         for op in self._ops:
             held[self._piece[op]] += held_bytes(op)
@@ -410,7 +393,7 @@ class _Line:
         return Partition(found, "memory", memory.bound, self._unplaced())
 
     def _unplaced(self) -> tuple[Operation, ...]:
-        """Return what changes state, reads the forward pass and is not behind it."""
+        """Return stateful ops that read the forward pass and have no stage."""
         data = [op for op in self._ops if op not in self._fixed]
         if not data:
             return ()

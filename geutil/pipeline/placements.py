@@ -1,4 +1,4 @@
-"""Placements: ops moved to a device, and what is sent for it."""
+"""Placements: ops moved to a device, and the tensors that cross for it."""
 
 from __future__ import annotations
 
@@ -9,9 +9,10 @@ from typing import Any
 from geutil.errors import ArgumentTypeError, TransformError
 from geutil.graph import adjacency, colocation, edits
 from geutil.graph.types import Operation, Tensor, type_name
-from geutil.memory.sizes import megabytes, tensor_bytes
+from geutil.memory.sizes import tensor_bytes
 from geutil.pipeline.stage_memory import is_handle
 from geutil.select import conversions
+from geutil.sizes import size_text
 
 
 @dataclass(frozen=True, eq=False)
@@ -45,7 +46,7 @@ class Placement:
             names = ", ".join(f"'{t.name}'" for t in tensors[:3])
             more = f" and {len(tensors) - 3} more" if len(tensors) > 3 else ""
             if tensors:
-                lines.append(f"  they {way} {megabytes(size)}: {names}{more}")
+                lines.append(f"  they {way} {size_text(size)}: {names}{more}")
         lines += [
             f"  '{op.name}' ({op.type}) stays: it reads a variable that is not moved"
             for op in self.left
@@ -54,18 +55,18 @@ class Placement:
 
 
 def place(ops: Any, device: str) -> Placement:
-    """Put ops on a device, and report the tensors sent to them and by them.
+    """Put ops on a device, and return the tensors that cross.
 
-    A read of a variable from outside stays on the variable's device, since TensorFlow
-    runs it nowhere else.
+    Ops that read a variable from outside stay where that is, since TensorFlow runs them
+    nowhere else.
 
     Args:
         ops: ops, or a nested list of them.
         device: the device, such as "/job:worker/task:1" or "/device:CPU:0".
 
     Returns:
-        The ops, and the tensors that cross. Tensors that an op without a device reads
-        or makes count as sent: TensorFlow is free to put that elsewhere.
+        The ops, and the tensors that cross. The inputs and results of an op without a
+        device count as crossing: TensorFlow is free to put that elsewhere.
 
     Raises:
         ArgumentTypeError: `device` is no text.

@@ -16,12 +16,12 @@ import numpy.typing as npt
 from geutil.errors import PlanError
 
 StageCost = Callable[[int, int, int], float]
-"""Tells what a stage costs, by its number and the stretch that it takes: start, end."""
+"""The cost of a stage, by its number and the stretch that it takes: start, end."""
 
 _MOVED_ALONG = 2
 """How many ends behind one that moves are tried along with it."""
 Row = Callable[[int, int], npt.NDArray[np.float64]]
-"""Tells what a stage costs from a start on, by its number and the start."""
+"""The costs of a stage from a start on, by its number and the start."""
 
 _SHARES = (0.0, 0.5, 1.0)
 """Parts of the slack that are tried: the first one that saves as many bytes is used."""
@@ -29,15 +29,10 @@ _SHARES = (0.0, 0.5, 1.0)
 
 @dataclass(frozen=True)
 class SequenceCut:
-    """A sequence cut into stages.
+    """A sequence cut into stages by their ends; `traffic` is in bytes."""
 
-    Attributes:
-        ends: where each stage ends; the last one is the length of the sequence.
-        costs: what each stage costs.
-        traffic: the bytes that cross all cuts.
-        least: no cut of this sequence has a largest stage below it, if the cost of a
-            stretch never falls as the stretch grows.
-    """
+    # No cut of this sequence has a largest stage below `least`, if the cost of a
+    # stretch never falls as the stretch grows.
 
     ends: tuple[int, ...]
     costs: tuple[float, ...]
@@ -61,40 +56,22 @@ def cut_sequence(
     """Cut a sequence into stages: the largest is least, and then the traffic.
 
     The least largest stage is bisected: within a limit, each stage takes all that it
-    can, and what it cannot take tells the next limit worth trying (the parametric
-    search of Pinar and Aykanat 2004). Of all cuts whose largest stage is within the
-    slack of that, dynamic programming finds the one of the fewest bytes.
+    can, and the cheapest stretch that it cannot take is the next limit worth trying (A.
+    Pinar and C. Aykanat, "Fast optimal load balancing algorithms for 1D partitioning",
+    2004). Of all cuts whose largest stage is within the slack of that, dynamic
+    programming finds the one of the fewest bytes.
 
     Args:
         crossing: the bytes that cross a cut at each place, from 0 to the length of the
             sequence, both included.
         stages: how many stages; one that takes nothing costs nothing.
         cost: the cost of a stage; it must not fall as the stretch grows.
-        slack: by what part the largest stage may be larger, to save traffic.
-        precision: by what part the largest stage may be above the least.
-
-    Returns:
-        The cut, exact for this sequence if `precision` is 0.
-
-    Raises:
-        PlanError: there are more stages than elements, or less than one.
-
-    Cost: the logarithm of the ratio of costs, times stages and the logarithm of the
-        length, calls of `cost`, and then twice those of places within the slack.
-
-    Source: A. Pinar and C. Aykanat, "Fast optimal load balancing algorithms for 1D
-        partitioning", 2004.
-
-    Example:
-        >>> sizes = [4, 1, 1, 1, 1, 4]
-        >>> cut = cut_sequence(
-        ...     [0, 9, 9, 1, 9, 9, 0], 2, lambda _, i, j: sum(sizes[i:j])
-        ... )
-        >>> cut.ends, cut.largest, cut.traffic
-        ((3, 6), 6, 1.0)
+        slack: the share by which the largest stage may be larger, to save traffic.
+        precision: the share by which the largest stage may exceed the least, 0 for
+            an exact cut.
     """
     length = _checked_length(crossing, stages)
-    search = _Search(length, stages, cost)
+    search = _CutSearch(length, stages, cost)
     least, most = search.bisect(precision)
     found = [search.cheapest(crossing, most * (1 + slack * s)) for s in _SHARES]
     fewest = min(traffic for traffic, _ in found)
@@ -116,28 +93,11 @@ def _checked_length(crossing: Sequence[float], stages: int) -> int:
 def cut_any(
     crossing: Sequence[float], stages: int, row: Row, *, slack: float = 0.02
 ) -> SequenceCut:
-    """Cut a sequence into stages, whatever the cost of a stretch does as it grows.
+    """Cut a sequence into stages, whether or not the cost of a stretch grows with it.
 
-    As `cut_sequence`, by dynamic programming over all stretches.
-
-    Args:
-        crossing: what crosses each place; one more than the sequence is long.
-        stages: how many stages.
-        row: tells what a stage costs from a start on, by its end, as an array: first
-            the stretch of length one.
-        slack: by what part the largest stage may be larger, to save traffic.
-
-    Raises:
-        PlanError: the sequence is shorter than there are stages.
-
-    Cost: stages times the square of the length, in numpy.
-
-    Example:
-        >>> import numpy as np
-        >>> sizes = np.array([4, 1, 1, 1, 1, 4])
-        >>> cut = cut_any([0, 9, 9, 1, 9, 9, 0], 2, lambda _, i: np.cumsum(sizes[i:]))
-        >>> cut.ends, cut.largest, cut.traffic
-        ((3, 6), 6.0, 1.0)
+    By dynamic programming over all stretches. `row` returns the costs of the stretches
+    of a stage from a start on, by their ends; the rest is as in `cut_sequence`. Cost:
+    stages times the square of the length, in numpy.
     """
     length = _checked_length(crossing, stages)
     weight = np.array([*crossing[:-1], 0.0])
@@ -182,20 +142,8 @@ def lower_largest(
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
     """Move the ends of the largest stage inwards as long as that helps.
 
-    Args:
-        ends: where each stage ends; the last one stays.
-        cost: tells what a stretch costs.
-
-    Returns:
-        The ends, and what each stage costs. No move of an end of the largest stage by a
-        power of two, with ends behind it moved along, makes the largest less.
-
-    Cost: some 2 log2(length) times as many costs as there are stages, for each move.
-
-    Example:
-        >>> sizes = [4, 1, 1, 1, 1, 4]
-        >>> lower_largest([5, 6], lambda _, i, j: sum(sizes[i:j]))
-        ((3, 6), (6, 6))
+    Returns the ends and costs of the stages. No move of an end of the largest stage by
+    a power of two, with ends behind it moved along, makes the largest less.
     """
     cuts = [0, *ends]
     costs = [cost(s, i, j) for s, (i, j) in enumerate(pairwise(cuts))]
@@ -224,7 +172,7 @@ def _moves(cuts: Sequence[int], stage: int) -> Iterator[list[int]]:
                 at -= way
 
 
-class _Search:
+class _CutSearch:
     """The search for the cuts of one sequence."""
 
     def __init__(self, length: int, stages: int, cost: StageCost) -> None:
@@ -241,7 +189,7 @@ class _Search:
         return self._known[key]
 
     def costs(self, ends: Sequence[int]) -> list[float]:
-        """Return what each stage costs."""
+        """Return the cost of each stage."""
         return [self.cost(s, i, j) for s, (i, j) in enumerate(pairwise((0, *ends)))]
 
     def bisect(self, precision: float) -> tuple[float, float]:
@@ -257,10 +205,8 @@ class _Search:
         return min(low, high), high
 
     def latest(self, limit: float) -> tuple[list[int] | None, float]:
-        """Return the latest ends within a limit, or None; and the least refused cost.
-
-        Between the limit and that cost, every limit gives the same stages.
-        """
+        """Return the latest ends within a limit or None, and the least refused cost."""
+        # Between the limit and that cost, every limit gives the same stages.
         ends, start, refused = [], 0, float("inf")
         for stage in range(self._stages):
             end = self._last(stage, start, limit)

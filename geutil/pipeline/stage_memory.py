@@ -1,4 +1,4 @@
-"""The memory of stages: what each stretch of a forward pass holds in a pipeline."""
+"""The memory of stages: the bytes of each stretch of a forward pass in a pipeline."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from geutil.graph import adjacency, colocation, creation, op_types, runtime, typ
 from geutil.graph.resource_variables import dtype_behind, shape_behind
 from geutil.graph.types import GivenShapes, Operation, Tensor
 from geutil.memory.executor import simulate
-from geutil.memory.predicting import step_program
 from geutil.memory.program import Node, Program
 from geutil.memory.sizes import bytes_of_shape, tensor_bytes
+from geutil.memory.step_prediction import step_program
 from geutil.select.queries import make_view
 from geutil.transform.transformer import Transformer
 
@@ -29,10 +29,10 @@ Floats = npt.NDArray[np.float64]
 class StageMemory:
     """A training step by the pieces of its forward pass.
 
-    A stage holds its weights with their gradients, what it keeps of the micro-batches
-    in flight, and what its forward and backward pass of one micro-batch take. The last
-    is estimated for all stretches at once (`estimates`), simulated for a stage alone
-    (`nearly`), or in the step of all stages (`peaks`).
+    A stage holds its weights with their gradients, the kept tensors of the micro-
+    batches in flight, and the buffers of its forward and backward pass of one micro-
+    batch. The last is estimated for all stretches at once (`estimates`), simulated for
+    a stage alone (`nearly`), or in the step of all stages (`peaks`).
 
     Attributes:
         program: the step of one micro-batch, gradients handed on as they come.
@@ -44,7 +44,7 @@ class StageMemory:
         inputs: of each tensor that several pieces read or make: bytes, the piece that
             makes it, and those that read it.
         flights: of each stage the micro-batches in flight.
-        again: whether a stage computes again what it needs to go backward.
+        again: whether a stage recomputes its forward pass to go backward.
     """
 
     program: Program
@@ -59,12 +59,10 @@ class StageMemory:
 
     @cached_property
     def bound(self) -> float:
-        """No cut into as many stages has a largest stage below it.
-
-        When a stage begins to go backward it holds its weights and all that its
-        backward ops read of its forward ops; a piece is in one stage; and an op has all
-        that it reads and makes.
-        """
+        """No cut into as many stages has a largest stage below it."""
+        # When a stage begins to go backward it holds its weights and all forward
+        # tensors that its backward ops read; a piece is in one stage; and an op has all
+        # its inputs and results.
         pieces = self.held + self.kept
         largest = max(
             self.held[piece] + _least(self.program, i)
@@ -97,13 +95,13 @@ class StageMemory:
         return float(once + self._of_others(stage, start)[end - start - 1])
 
     def _of_others(self, stage: int, start: int) -> Floats:
-        """Return what a stage holds of other micro-batches than one, by its ends."""
+        """Return the bytes of a stage for other micro-batches than one, by its ends."""
         flying = self.flights[stage]
         added = self._early_bytes(stage)[start:].copy()
         for size, made, readers in self._across[start]:
             first = next(r for r in readers if r >= start)
-            # As if the stages before were equally long. What a stage makes is sent at
-            # once, so that as many arrive as it has in flight.
+            # As if the stages before were equally long. The result of a stage is sent
+            # at once, so that as many arrive as it has in flight.
             maker = stage * made // start
             added[first - start] += size * (max(self.flights[maker], flying) - 1)
             added[readers[-1] - start] += size * self._early(stage, readers[-1])
@@ -121,10 +119,8 @@ class StageMemory:
         return found
 
     def _early_bytes(self, stage: int) -> Floats:
-        """Return by how much early gradients grow as a stage ends behind each piece.
-
-        They are there until the end is behind the last reader.
-        """
+        """Return by how much early gradients grow as a stage ends behind each piece."""
+        # They are there until the end is behind the last reader.
         if stage not in self._early_by_stage:
             change = np.zeros(len(self.held))
             for size, made, readers in self.inputs:
@@ -147,7 +143,7 @@ class StageMemory:
 
     @cached_property
     def transient(self) -> Any:
-        """Tell what a forward and backward pass of a stretch take, by start and end."""
+        """The bytes of a forward and backward pass of a stretch, by start and end."""
 
         @cache
         def transient(start: int, end: int) -> int:
@@ -157,10 +153,8 @@ class StageMemory:
         return transient
 
     def _alone(self, here: Sequence[int]) -> Program:
-        """Return the program of a stage: what comes from others is there at once.
-
-        What comes from backward ops is there when all has been sent forward.
-        """
+        """Return the program of a stage: tensors of other stages are there at once."""
+        # Those of backward ops are there when all has been sent forward.
         place = {i: n for n, i in enumerate(here)}
         program, sizes = self.program, list(self.program.sizes)
         sent = [
@@ -226,7 +220,8 @@ def stage_memory(
     """Read the training step behind some tensors, piece by piece.
 
     The forward pass is copied to another graph and differentiated there by its
-    variables, or where it has none by what it is fed.
+    variables, or where it has none by its feeds. Raises PlanError if the tensors cannot
+    be differentiated, PredictionError if sizes depend on unknown dimensions.
 
     Args:
         ys: the tensors.
@@ -236,12 +231,6 @@ def stage_memory(
         flights: of each stage the micro-batches in flight.
         again: whether stages compute again.
         shapes: as in `geutil.memory.predict`.
-
-    Raises:
-        PlanError: the tensors cannot be differentiated.
-        PredictionError: sizes depend on dimensions that are not known.
-
-    Cost: that of `tf.gradients` and of one copy of the forward pass.
     """
     copier = Transformer()
     copier.assign_collections_handler = lambda info, element, copy: None
@@ -286,7 +275,7 @@ def stage_memory(
 
 
 def _differentiated_by(ops: Iterable[Operation]) -> list[Tensor]:
-    """Return all variables, or where there are none what is fed."""
+    """Return all variables, or where there are none the feeds."""
     tensors = [t for op in ops for t in op.outputs]
     variables = [t for t in tensors if _is_trained(t)]
     fed = [t for t in tensors if t.op.type in op_types.PLACEHOLDERS]
@@ -294,7 +283,7 @@ def _differentiated_by(ops: Iterable[Operation]) -> list[Tensor]:
 
 
 def _gradients(graph: Any, ys: Sequence[Tensor], xs: Sequence[Tensor]) -> list[Any]:
-    """Return the gradients of what has any."""
+    """Return the gradients of the tensors that have any."""
     ys = [y for y in ys if y.dtype.is_floating]
     if not xs or not ys:
         return []
@@ -332,10 +321,8 @@ def _piece(op: Operation, pieces: Mapping[Operation, int]) -> int:
 def _without(
     program: Program, place: Sequence[int], is_shared: Sequence[bool], count: int
 ) -> tuple[Program, Floats]:
-    """Take what all micro-batches share out of a program; return its bytes by piece.
-
-    It is made once, and there till the step ends.
-    """
+    """Take ops that micro-batches share out of a program; return bytes by piece."""
+    # Their results are made once, and there till the step ends.
     run = simulate(program)
     sizes, found = list(program.sizes), np.zeros(count)
     maker = program.makers
@@ -351,7 +338,7 @@ def _without(
 def _kept_and_working(
     program: Program, place: Sequence[int], is_forward: Sequence[bool], count: int
 ) -> tuple[Floats, Floats]:
-    """Return what each piece keeps for its backward ops, and holds besides."""
+    """Return the bytes of each piece for its backward ops, and those besides."""
     run = simulate(program)
     maker = program.makers
     kept, changes = np.zeros(count), np.zeros(len(run.order) + 1)

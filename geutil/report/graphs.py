@@ -1,4 +1,4 @@
-"""Graphs and timelines as the viewer reads them.
+"""Graphs as the viewer reads them.
 
 Columns, one entry an op, attributes as words.
 """
@@ -11,114 +11,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, ReportError
-from geutil.gradients import PlanCurve
-from geutil.graph.types import Graph, Operation, Tensor, type_name
-from geutil.memory import Timeline, program
+from geutil.graph.types import Graph, Operation, Tensor
 from geutil.quantize import Int8Comparison
 from geutil.report.rows import NOISE_BANDS, noise_band
-
-PHASES = (*program.PHASES, "other")
-
-
-def timeline_data(label: str, timeline: Timeline) -> dict[str, Any]:
-    """Return a timeline as the viewer takes it.
-
-    Cost: linear in the ops.
-    """
-    return {
-        "label": label,
-        "source": timeline.source,
-        "ops": [moment.op for moment in timeline.moments],
-        "bytes": [moment.bytes for moment in timeline.moments],
-        "phases": [
-            PHASES.index(moment.phase or "other") for moment in timeline.moments
-        ],
-        "held": [
-            {"name": t.name, "type": t.op_type, "bytes": t.bytes}
-            for t in timeline.at_peak
-        ],
-        "variables": timeline.variable_bytes,
-        "constants": timeline.constant_bytes,
-    }
-
-
-def lifetimes_data(graph: Mapping[str, Any], timeline: Timeline) -> dict[str, Any]:
-    """Return when which op's results are held, as the viewer takes it.
-
-    Args:
-        graph: the graph that is drawn, as the viewer takes it.
-        timeline: that of a step of the graph.
-
-    Raises:
-        ReportError: the timeline does not know when buffers are held, or is of
-            another graph.
-
-    Cost: linear in the ops.
-    """
-    if not timeline.lifetimes:
-        raise ReportError(
-            "the timeline does not know when each tensor is held; "
-            "geutil.memory.predict makes one that does"
-        )
-    places = {name: place for place, name in enumerate(graph["names"])}
-    makers = [places.get(life.op, -1) for life in timeline.lifetimes]
-    if max(makers) < 0:
-        raise ReportError(
-            "no op whose result is held is in the graph: pass a timeline of this graph"
-        )
-    lives = timeline.lifetimes
-    return {
-        "timeline": timeline_data("step", timeline),
-        "phaseNames": PHASES,
-        "steps": [places.get(moment.op, -1) for moment in timeline.moments],
-        "names": [life.tensor.name for life in lives],
-        "ops": makers,
-        "bytes": [life.tensor.bytes for life in lives],
-        "first": [life.first for life in lives],
-        "last": [life.last for life in lives],
-    }
-
-
-_TYPES = 4
-"""Of what a plan runs again, the most frequent types are named."""
-
-
-def curve_data(curve: object, report: object) -> dict[str, Any]:
-    """Return a curve of plans as the viewer takes it.
-
-    Args:
-        curve: the curve.
-        report: that on the gradients of the step on the page, if any.
-
-    Raises:
-        ArgumentTypeError: it is no curve.
-    """
-    if not isinstance(curve, PlanCurve):
-        raise ArgumentTypeError(
-            f"expected a PlanCurve, got {type_name(curve)}; "
-            "geutil.gradients.plan_curve makes them"
-        )
-    chosen = getattr(report, "budget", None)
-    return {
-        "plain": curve.plain_peak,
-        "ordered": curve.ordered_peak,
-        "plans": [
-            {
-                "budget": plan.budget,
-                "peak": plan.peak,
-                "extraTime": plan.extra_time,
-                "bound": plan.bound,
-                "again": sum(map(len, plan.bursts)),
-                "types": plan.types[:_TYPES],
-                "loops": plan.looping,
-                "chosen": plan.budget == chosen,
-            }
-            for plan in curve.plans
-        ],
-        "unmet": list(curve.unmet),
-    }
-
 
 _ELEMENTS = 16
 """Constants with more elements are described by dtype and shape alone."""

@@ -22,6 +22,7 @@ from typing import Any
 from geutil.errors import ReportError
 from geutil.report.table import Rows
 from geutil.version import __version__
+from geutil.writing import written_atomically
 
 
 def payload_of(
@@ -232,7 +233,8 @@ class Page:
         if path.exists() and not overwrite:
             raise ReportError(f"'{path}' exists; pass overwrite=True to replace it")
         text = self.html
-        path.write_text(text, encoding="utf-8")
+        with written_atomically(path, overwrite=True) as new:
+            new.write_text(text, encoding="utf-8")
         return path
 
     def _repr_html_(self) -> str:

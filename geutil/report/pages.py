@@ -14,13 +14,7 @@ from geutil.quantize import Int8Comparison
 from geutil.report.accepted_inputs import sides_of, subject_of
 from geutil.report.differences import compared, graph_and_file
 from geutil.report.file_page import page_of_file
-from geutil.report.graphs import (
-    PHASES,
-    add_noise,
-    curve_data,
-    lifetimes_data,
-    timeline_data,
-)
+from geutil.report.graphs import add_noise
 from geutil.report.page import Page, payload_of
 from geutil.report.rows import rows_of
 from geutil.report.stages import pipeline_data, stages_of
@@ -32,6 +26,13 @@ from geutil.report.tflite_differences import (
     swapped,
 )
 from geutil.report.tflite_nodes import FileSubject
+from geutil.report.timelines import (
+    PHASES,
+    answers_of,
+    curve_data,
+    lifetimes_data,
+    timeline_data,
+)
 from geutil.select.subgraph import SubGraphView
 
 
@@ -201,9 +202,12 @@ def memory(
 ) -> Page:
     """Draw the memory of a step, op by op; of two steps, both in one chart.
 
-    Below the curves stand the order of execution (forward, recompute, backward,
-    update), and the tensors that are alive at each peak. The phases follow from the
-    scopes in which TensorFlow and geutil make gradients.
+    On top stand the peak, its moment, the layers that hold most of it, and advice. The
+    curves are drawn over the estimated time of the ops, or over the ops by choice, of
+    which shapes, constants and control take no time. Below stand the order of execution
+    (forward, recompute, backward, update, bookkeeping), and the tensors that are alive
+    at each peak. The phases follow from the scopes in which TensorFlow and geutil make
+    gradients.
 
     Args:
         plain: a `Timeline`, a `Measurement` that has one, or a `TimelineComparison`.
@@ -231,17 +235,19 @@ def memory(
         >>> report.memory(memory.predict([y])).title
         'memory'
     """
+    names = ("plain", "checkpoints")
     if isinstance(plain, TimelineComparison):
+        names = ("before", "after")
         plain, saving = plain.before, plain.after
     timelines = _timelines(plain, saving)
-    names = ("plain", "saving") if len(timelines) > 1 else ("step",)
+    labelled = [("step", timelines[0])]
+    if len(timelines) > 1:
+        labelled = list(zip(names, timelines, strict=True))
     payload = _payload("memory", "memory" if title is None else title, [], report)
     payload["memory"] = {
-        "timelines": [
-            timeline_data(name, timeline)
-            for name, timeline in zip(names, timelines, strict=True)
-        ],
+        "timelines": [timeline_data(name, timeline) for name, timeline in labelled],
         "phaseNames": PHASES,
+        "answers": answers_of(labelled, report, curve),
     }
     if curve is not None:
         payload["memory"]["curve"] = curve_data(curve, report)

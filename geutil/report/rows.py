@@ -8,7 +8,6 @@ from typing import Any
 
 from geutil.batchnorm import FoldReport
 from geutil.gradients import Report as GradientReport
-from geutil.memory.sizes import megabytes
 from geutil.model import BatchReport, Comparison, Inspection
 from geutil.model.strip.report import StripReport
 from geutil.quantize import (
@@ -21,6 +20,7 @@ from geutil.quantize import (
 from geutil.report.table import Row, Rows
 from geutil.rewrite import RewriteReport
 from geutil.select.names import with_layer
+from geutil.sizes import size_text
 
 
 @singledispatch
@@ -115,12 +115,12 @@ def _gradient_rows(report: GradientReport) -> Rows:
         for r in report.recomputed
     ]
     # Told apart from the peaks of timelines, which know Grappler and the updates.
-    peaks = f"{megabytes(report.peak)}, plain {megabytes(report.plain_peak)}"
+    peaks = f"{size_text(report.peak)}, plain {size_text(report.plain_peak)}"
     summary = (
         f"checkpoints: {report.mode}",
         f"peak as the plan estimates it: {peaks}",
         f"under any schedule: {report.worst_cases()}",
-        f"kept: {len(kept_rows)} tensors, {megabytes(report.kept_bytes)}",
+        f"kept: {len(kept_rows)} tensors, {size_text(report.kept_bytes)}",
         f"recomputed: {len(recomputed_rows)} ops in {report.segments} segments",
     )
     return Rows(

@@ -74,6 +74,7 @@ class Stage:
         return {
             "label": self.label,
             "ops": _op_count(self.subject),
+            "ends": len(self.subject.drawn_ops()) - _op_count(self.subject),
             "inFunctions": sum(map(_op_count, self.subject.bodies)),
             "sizes": dict(self.sizes),
         }

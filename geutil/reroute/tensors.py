@@ -17,11 +17,7 @@ Edge: TypeAlias = tuple[Operation, int]
 
 
 class PlannedPlaceholder:
-    """A placeholder that a plan will make, once nothing stands against it.
-
-    Args:
-        like: the tensor that it will stand in for.
-    """
+    """A placeholder that a plan will make, once nothing stands against it."""
 
     def __init__(self, like: Tensor) -> None:
         self.like = like
@@ -46,9 +42,6 @@ class ReroutePlan:
     """Edits of one graph that are noted down but not yet applied.
 
     Each step sees the graph as the steps before it will leave it.
-
-    Args:
-        graph: the graph.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -58,10 +51,7 @@ class ReroutePlan:
         self._controls: dict[Operation, tuple[Operation, ...]] = {}
 
     def edges_reading(self, tensor: Tensor) -> list[Edge]:
-        """Return the (op, index) pairs that read `tensor`, planned steps included.
-
-        Cost: linear in the inputs of the ops that read it.
-        """
+        """Return the (op, index) pairs that read `tensor`, planned steps included."""
         edges = [
             (op, index)
             for op in adjacency.consumers(tensor)
@@ -84,9 +74,6 @@ class ReroutePlan:
         Args:
             *redirections: where an old tensor is repeated, its first pair counts; a
                 pair of one tensor with itself does nothing.
-
-        Returns:
-            The number of inputs that change.
         """
         changes: dict[Edge, Source] = {}
         for pairs, may_modify in redirections:
@@ -118,15 +105,7 @@ class ReroutePlan:
             self._controls[op] = after
 
     def apply(self, placeholders: Sequence[PlannedPlaceholder] = ()) -> None:
-        """Check the whole plan and apply it; a refusal leaves the graph untouched.
-
-        Args:
-            placeholders: made between the check and the edit.
-
-        Raises:
-            FinalizedGraphError, StaleGraphError, CycleError, RerouteError: see
-                `geutil.graph.edits.apply_edits`.
-        """
+        """Check the whole plan and apply it; a refusal leaves the graph untouched."""
         if placeholders:
             check_edits(self._graph, self._input_edits(), self._control_edits())
             with creation.neutral(self._graph):
@@ -259,11 +238,7 @@ def _reroute(
 def redirection(
     old: Sequence[Tensor], new: Sequence[Tensor], may_modify: OpPredicate
 ) -> Redirection:
-    """Return the step that makes readers of `old` read `new`, checked to fit.
-
-    Raises:
-        RerouteError: counts, dtypes or shapes differ.
-    """
+    """Return the step that makes readers of `old` read `new`, checked to fit."""
     check_compatible(new, old, may_modify)
     return list(zip(old, new, strict=True)), may_modify
 
@@ -271,16 +246,7 @@ def redirection(
 def check_compatible(
     new: Sequence[Tensor], old: Sequence[Tensor], may_modify: OpPredicate
 ) -> None:
-    """Refuse unless each new tensor can stand in for its old partner.
-
-    Args:
-        new: the tensors to be read.
-        old: the tensors that are read now.
-        may_modify: tells which of the ops that read them may be rewired.
-
-    Raises:
-        RerouteError: counts, dtypes or shapes differ.
-    """
+    """Refuse unless each new tensor can stand in for its old partner."""
     if len(new) != len(old):
         raise RerouteError(
             f"{len(new)} tensor(s) cannot stand in for {len(old)}; "

@@ -26,11 +26,10 @@ from geutil.rewrite.rule import Replaced, Rule
 
 @dataclass(frozen=True, eq=False)
 class Applied:
-    """What one application changed.
+    """The changes of one application.
 
     Attributes:
         pairs: (old, new) for each output of the root that was replaced.
-        new_ops: the ops that were made.
         rewired: the ops that read new tensors or wait for other ops, in graph order.
         retired: the ops that nobody reads any more.
         revived: retired ops that are read again.
@@ -56,16 +55,8 @@ def apply_replacement(
         name: of the rule, for messages.
         root: the op.
         ops: all ops whose work the replacement does, the root among them.
-        build: makes what stands in for the outputs, as the replacement of a rule does.
-        territory: who reads what, and what must survive.
-
-    Returns:
-        What changed, or why nothing did.
-
-    Raises:
-        TransformError: the replacement returned what cannot stand in for the outputs.
-        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
-            forbidden.
+        build: makes the replacements of the outputs, as the replacement of a rule does.
+        territory: the readers of ops, and those that must survive.
     """
     liveness = territory.liveness
     graph, where = root.graph, f"rule '{name}' at '{root.name}'"
@@ -96,7 +87,7 @@ def apply_replacement(
 
 
 def _awaited(ops: Sequence[Operation]) -> list[Operation]:
-    """Return what the replaced ops wait for, each once."""
+    """Return the control inputs of the replaced ops, each once."""
     members = frozenset(ops)
     control_inputs = dict.fromkeys(
         c for op in ops for c in adjacency.control_inputs(op)
@@ -133,7 +124,7 @@ def _ordered(
     new_ops: frozenset[Operation],
     awaited: list[Operation],
 ) -> list[tuple[Tensor, Tensor]]:
-    """Let readers of a tensor that was there before wait for what the root awaited."""
+    """Let readers of an older tensor wait for the root's control inputs."""
     if not awaited:
         return pairs
     return [
@@ -152,7 +143,7 @@ def _move(
     stand_ins: list[Operation],
     territory: Territory,
 ) -> Applied:
-    """Move readers from the root to its replacement; retire what nobody reads."""
+    """Move readers from the root to its replacement; retire ops that nobody reads."""
     liveness = territory.liveness
     replacement_ops = frozenset(new_ops)
     liveness.take_in(new_ops)
@@ -230,7 +221,7 @@ def _move_control_outputs(
     producers: list[Operation],
     liveness: Liveness,
 ) -> list[Operation]:
-    """Let whoever waits for a dead op wait for what replaces it; return those ops."""
+    """Let ops that wait for a dead op wait for its replacement; return those ops."""
     dead_ops = frozenset(dead)
     waiting = dict.fromkeys(op for d in dead for op in liveness.waiting(d))
     live_ops = [op for op in waiting if op not in dead_ops]
@@ -241,12 +232,7 @@ def _move_control_outputs(
 
 
 class Worklist:
-    """A stack of ops, each on it at most once.
-
-    Args:
-        rules: the rules that visits try.
-        liveness: who reads what.
-    """
+    """A stack of ops, each on it at most once."""
 
     def __init__(self, rules: Iterable[Rule], liveness: Liveness) -> None:
         listed = list(rules)
@@ -283,11 +269,7 @@ class Worklist:
             yield op
 
     def add_around(self, root: Operation, applied: Applied) -> None:
-        """Visit again what a rewrite may concern.
-
-        Cost: linear in the ops within the depth of the deepest pattern downstream of
-        what changed, along ops that some pattern looks at, and their edges.
-        """
+        """Visit again the ops that a rewrite may concern."""
         changed = [*applied.new_ops, *applied.rewired, *applied.revived]
         changed += self._freed(applied.retired)
         self.fill(
@@ -352,7 +334,7 @@ class Replacements:
     """The result of `replace_each`.
 
     Attributes:
-        replaced: for each output that was replaced, what computes it now.
+        replaced: for each output that was replaced, the tensor that computes it now.
         refused: for each op that is left as it was, why; in graph order.
     """
 
@@ -360,7 +342,7 @@ class Replacements:
     refused: dict[Operation, str]
 
     def current(self, tensor: Tensor) -> Tensor:
-        """Return what computes `tensor` now: itself, unless it was replaced."""
+        """Return the replacement of `tensor`; itself, unless it was replaced."""
         return self.replaced.get(tensor, tensor)
 
 
@@ -374,30 +356,17 @@ def replace_each(
 ) -> Replacements:
     """Replace known ops of a graph, each once, consumers first.
 
-    It does what `rewrite` does with a rule that matches these ops alone: an op that was
+    It works as `rewrite` with a rule that matches these ops alone: an op that was
     refused is tried again once it reads something else, and one that nobody reads any
     more by then is passed over.
 
     Args:
         graph: the graph.
         ops: ops of it.
-        build: called with an op; builds and returns what stands in for its outputs, as
+        build: called with an op; builds and returns the replacements of its outputs, as
             the replacement of a `Rule` does. A str says why the op stays after all.
         name: stands in messages.
         keep: ops and tensors that must survive; outputs of a FuncGraph do in any case.
-
-    Returns:
-        What was replaced, and what was refused and why.
-
-    Raises:
-        SelectionError: an op is of another graph.
-        TransformError: `build` returned what cannot stand in for the outputs.
-        StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
-            forbidden.
-        After an error, also one of `build`, all edges are as they were; ops that were
-        made stay, unconnected.
-
-    Cost: linear in ops and edges, and what the replacements cost.
     """
     # For each op that is not replaced yet, why it was refused when it was last tried.
     left: dict[Operation, str | None] = dict.fromkeys(ops)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import ClassVar, TypeAlias
 
 import numpy as np
@@ -14,21 +15,22 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.graph.types import Tensor, type_name
+from geutil.graph.walks import topological_order, tree
 from geutil.rewrite import patterns
 from geutil.rewrite.patterns import Any, Op, Or, Output, Pattern, TensorTest
 from geutil.select.networks.provenance import MAX_IDENTITIES, origin_of
 
 
 class Leaf(Pattern):
-    """A tensor whose origin matters. What it captures is the tensor that is read.
+    """A tensor whose origin matters. It captures the tensor that is read.
 
     The op behind it is not part of the match: matches that share it do not overlap.
 
     Args:
         name: captures the tensor.
         where: a predicate that the tensor must pass.
-        through_identity: whether up to eight Identity ops may stand between the
-            origin and the reader, as in frozen graphs (Const -> Identity).
+        through_identity: whether up to eight Identity ops may stand between the origin
+            and the reader, as in frozen graphs (Const -> Identity).
     """
 
     wanted: ClassVar[str]
@@ -126,7 +128,7 @@ TypeSet: TypeAlias = frozenset[str] | None
 
 @dataclass(frozen=True, eq=False)
 class RootTest:
-    """What the types of a root's producers must be, before any search.
+    """The types that a root's producers must have, checked before any search.
 
     Attributes:
         inputs: the types for each input of the pattern.
@@ -159,16 +161,14 @@ class RootTest:
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """A pattern that was checked, and what follows from it.
+    """A checked pattern, with the tables for its search.
 
     Attributes:
-        pattern: its root.
-        roots: the Op nodes that the root stands for, in order of choice.
+        roots: the Op nodes that the root corresponds to, in order of choice.
         tests: a test for each of `roots`.
         types: the types of the roots; None is every type.
-        types_of: the types of op that may yield what each node stands for, by `id`.
+        types_of: the types of op that may yield the tensor of each node, by `id`.
         nodes: every node, each once, the root first, depth first.
-        ops: those that are an Op.
         depth: how many ops above the root the pattern looks.
         interior: the types of the ops above the root that it looks at.
     """
@@ -189,26 +189,21 @@ class Compiled:
 
 
 def compile_pattern(pattern: Pattern) -> Compiled:
-    """Check a pattern and work out what follows from it.
-
-    Raises:
-        ArgumentTypeError: it is no pattern.
-        SelectionError: its root is no op, or must have readers in the match; a name
-            stands for an op and for a tensor.
-
-    Cost: linear in the nodes of the pattern.
-    """
+    """Check a pattern and make the tables for its search."""
     if not isinstance(pattern, Pattern):
         raise ArgumentTypeError(
             f"expected a pattern such as Op('Relu', Any('x')), got {type_name(pattern)}"
         )
     roots = tuple(_roots(pattern))
-    nodes = _nodes(pattern)
+    met: dict[Pattern, None] = {}
+    for node in tree([pattern], lambda n: [c for c in n.children if c not in met]):
+        met.setdefault(node)
+    nodes = tuple(met)
     _check_names(nodes)
     depth: dict[int, int] = {}
     types: dict[int, TypeSet] = {}
     # A node comes after those that it is made of.
-    for node in _children_first(pattern):
+    for node in topological_order([pattern], attrgetter("children")):
         depth[id(node)] = _depth(node, depth)
         types[id(node)] = _types(node, types)
     return Compiled(
@@ -246,32 +241,6 @@ def _roots(pattern: Pattern) -> Iterator[Op]:
         yield choice
 
 
-def _nodes(pattern: Pattern) -> tuple[Pattern, ...]:
-    node_by_id: dict[int, Pattern] = {}
-    stack = [pattern]
-    while stack:
-        node = stack.pop()
-        if id(node) not in node_by_id:
-            node_by_id[id(node)] = node
-            stack.extend(reversed(node.children))
-    return tuple(node_by_id.values())
-
-
-def _children_first(pattern: Pattern) -> Iterator[Pattern]:
-    done: set[int] = set()
-    stack = [(pattern, False)]
-    while stack:
-        node, ready = stack.pop()
-        if id(node) in done:
-            continue
-        if ready:
-            done.add(id(node))
-            yield node
-        else:
-            stack.append((node, True))
-            stack.extend((child, False) for child in node.children)
-
-
 def _check_names(nodes: tuple[Pattern, ...]) -> None:
     captured: dict[str, bool] = {}
     for node in nodes:
@@ -299,7 +268,7 @@ def _steps_to(child: Pattern) -> int:
 
 
 def _types(node: Pattern, types: dict[int, TypeSet]) -> TypeSet:
-    """Return the types of op that may yield the tensor a node stands for."""
+    """Return the types of op that may yield the tensor a node corresponds to."""
     if isinstance(node, Op):
         return node.types
     if isinstance(node, Leaf):

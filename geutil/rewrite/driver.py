@@ -1,9 +1,9 @@
 """The driver: rules applied until none applies, unless they undo each other.
 
-Each op that a rule made remembers the application it was made in, and each
-application those that made the ops it matched. If a rule is about to be applied to
-ops that compute what it replaced in one of these ancestors (same types, attributes
-and inputs), the rules go in a circle.
+Each op that a rule made remembers the application it was made in, and each application
+those that made the ops it matched. If a rule is about to be applied to ops that compute
+the same as those it replaced in one of these ancestors (same types, attributes and
+inputs), the rules go in a circle.
 """
 
 from __future__ import annotations
@@ -51,9 +51,6 @@ class History:
     def check(self, rule: Rule, match: Match) -> None:
         """Refuse an application that undoes an earlier one.
 
-        Raises:
-            TransformError: it does; names the rules and the op.
-
         Cost: bounded by 100 ancestors.
         """
         again = self._replaced_by.get((id(rule), match.root))
@@ -88,15 +85,7 @@ class History:
         *,
         is_gone: bool,
     ) -> None:
-        """Note an application that was carried out.
-
-        Args:
-            rule: the rule.
-            match: the match.
-            new_ops: the ops it made.
-            revived: the ops it brought back.
-            is_gone: whether nobody reads the root any more.
-        """
+        """Note an application that was carried out."""
         parents = self._parents(match)
         # The signature is taken while the ops of the match read what they read now.
         signature = _signature(match) if parents else None
@@ -115,7 +104,7 @@ class History:
 
 
 def _signature(match: Match) -> Signature:
-    """Return what the matched ops compute: types, attributes and sources of inputs.
+    """Return a key of the matched ops: types, attributes and sources of inputs.
 
     An input from within the match is (place of its op, output), another (-1, id).
     """
@@ -164,14 +153,14 @@ def rewrite(
     pattern reaches. A rule that wraps its root, so that the root is still read
     afterwards, is applied to that root once.
 
-    It stops: each visit tries each rule once, and a search is bounded by the pattern.
-    A visit is asked for once for each op at the start, and after a rewrite for a finite
+    It stops: each visit tries each rule once, and a search is bounded by the pattern. A
+    visit is asked for once for each op at the start, and after a rewrite for a finite
     number of ops. Rewrites are at most `limit`; so visits are finite in number. Rules
-    that undo each other are found before that, when a rule is about to replace an op
-    that it replaced in an ancestor of the match.
+    that undo each other are found before that, when a rule is about to repeat a
+    replacement that it made in an ancestor of the match.
 
-    Replaced ops stay in the graph, because TensorFlow cannot delete an op; they have
-    no readers left, are not matched again, and do not count as readers. Ops that waited
+    Replaced ops stay in the graph, because TensorFlow cannot delete an op; they have no
+    readers left, are not matched again, and do not count as readers. Ops that waited
     for them wait for their replacements. In the body of a function that is being
     traced, TensorFlow runs stateful ops that nobody reads too.
 
@@ -182,15 +171,16 @@ def rewrite(
         rules: a rule, or rules; groups of rules may be nested.
         limit: how many rewrites there may be; None is 100 and two for each op.
         debug: whether to check the whole graph with `geutil.verify` after each rewrite.
-        ops: the ops that matches may be made of, besides those that rewrites make;
-            None is all.
+        ops: the ops that matches may be made of, besides those that rewrites make; None
+            is all.
         keep: ops and tensors that must survive, such as fetches; outputs of a FuncGraph
             do in any case. They are not replaced, and count as read. An output that
             nobody reads and that is not kept may be replaced: the report names the
             replacement.
 
     Returns:
-        The rewritten matches, and every refused candidate with the reason.
+        The rewrites that were made, and every candidate that was refused, with the
+        reason.
 
     Raises:
         ArgumentTypeError: an argument is of another type.
@@ -204,8 +194,8 @@ def rewrite(
         were made stay, unconnected.
 
     Cost: linear in ops and edges, plus for each rule and op of an anchor type one
-    search, which the types of the producers end early where they do not fit; and the
-    cost of the rewrites, each with the neighbourhood that it touches.
+    search, which the types of the producers end early where they do not fit; and for
+    each rewrite the size of the neighbourhood that it touches.
 
     Example:
         >>> import tensorflow as tf
@@ -263,7 +253,7 @@ class _Driver:
         self._replaced: MutableIdentityMap[Tensor] = MutableIdentityMap()
 
     def run(self, ops: list[Operation]) -> None:
-        """Visit `ops`, the last first, and what rewrites add to them."""
+        """Visit `ops`, the last first, and the ops that rewrites add to them."""
         self._worklist.fill(ops)
         for op in self._worklist:
             rules = self._rules_for(op.type)
@@ -358,7 +348,7 @@ class _Driver:
         )
 
     def report(self) -> RewriteReport:
-        """Return what was done and what was refused."""
+        """Return the report of rewrites and refusals."""
         live = [k for k in self._refused if not self._liveness.is_retired(k[1])]
         place = {op: i for i, op in enumerate(self._graph.get_operations())}
         refused = (

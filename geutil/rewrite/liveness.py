@@ -1,12 +1,13 @@
 """Live ops.
 
-Those that still count, since TensorFlow cannot delete what was replaced.
+Live ops: TensorFlow cannot delete those that were replaced.
 
 An op is retired when a rewrite leaves it without readers. Retired ops stay in the
-graph, but they are never matched again and do not count as readers. The graph
-remembers them from one call to the next; one that somebody reads again counts again.
+graph, but they are never matched again and do not count as readers. The graph remembers
+them from one call to the next; one that somebody reads again counts again.
 
-The territory of a rewrite is what it may match, and what of that must survive.
+The territory of a rewrite holds the ops it may match, and those of them that must
+survive.
 """
 
 from __future__ import annotations
@@ -15,15 +16,19 @@ from collections.abc import Callable, Iterable
 from functools import partial
 
 from geutil.graph import adjacency, colocation, creation, edits, types
-from geutil.graph.state import UndoStep, state_of
+from geutil.graph.state import UndoStep, slot
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 
 _FEW = 8
 """How many readers besides a match are looked through for one to name."""
 
 
+class _Retired(dict[Operation, None]):
+    """Ops that a rewrite rule left without readers, in order of retirement."""
+
+
 class Liveness:
-    """Who reads what in a graph, retired ops left out.
+    """The readers of each op of a graph, retired ones left out.
 
     Args:
         graph: the graph. Retired ops that are read again count again from here on.
@@ -34,7 +39,7 @@ class Liveness:
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
-        self._retired = state_of(graph).retired
+        self._retired = slot(graph, _Retired)
         self._readers: dict[Operation, set[Operation]] = {}
         self._revive(list(self._retired))
 
@@ -60,7 +65,7 @@ class Liveness:
         return [c for c in adjacency.control_outputs(op) if c not in self._retired]
 
     def take_in(self, ops: Iterable[Operation]) -> None:
-        """Learn what new or rewired ops read now."""
+        """Take in the present inputs of new or rewired ops."""
         for op in ops:
             for tensor in op.inputs:
                 readers = self._readers.get(tensor.op)
@@ -75,15 +80,7 @@ class Liveness:
     def retire(
         self, ops: Iterable[Operation], spared: Callable[[Operation], bool]
     ) -> list[Operation]:
-        """Retire those of `ops` that nobody reads, and what only they read.
-
-        Args:
-            ops: ops that a rewrite replaced.
-            spared: tells which ops may not be retired.
-
-        Returns:
-            The retired ops. Stateful ops above `ops` are never among them.
-        """
+        """Retire those of `ops` that nobody reads, and ops that only they read."""
         retired: list[Operation] = []
         first = adjacency.graph_order(dict.fromkeys(ops))
         replaced_ops = frozenset(first)
@@ -146,14 +143,7 @@ def _must_stay(op: Operation) -> bool:
 
 
 class Territory:
-    """The limits of a match that its pattern does not state.
-
-    Args:
-        graph: the graph.
-        liveness: who reads what.
-        within: the ops that a match may be made of; None is all.
-        keep: ops and tensors that stay as they are.
-    """
+    """The limits of a match that its pattern does not state."""
 
     def __init__(
         self,

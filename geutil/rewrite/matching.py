@@ -12,7 +12,7 @@ from geutil.graph.types import Graph, Operation, Tensor
 from geutil.rewrite.compiling import Compiled, compile_pattern
 from geutil.rewrite.liveness import Liveness, Territory
 from geutil.rewrite.patterns import Pattern
-from geutil.rewrite.search import Search
+from geutil.rewrite.search import PatternSearch
 from geutil.select.conversions import graph_of_all, make_list_of_op
 
 
@@ -21,13 +21,13 @@ class Match:
     """A place in a graph where a pattern holds.
 
     `match["name"]` is the op or tensor that was captured under a name, and
-    `match[node]` the one that a node of the pattern matches. Captures of an alternative
-    that was not taken are missing: `get` returns None for it.
+    `match[node]` the one that a node of the pattern corresponds to. The captures of
+    alternatives that were not taken are missing: `get` returns None for it.
 
     Attributes:
-        root: the op that the root of the pattern matches.
-        ops: the ops that Op nodes match, each once, the root first. Tensors of leaves
-            (Any, Const, ...) are no part of the match.
+        root: the op that the root of the pattern corresponds to.
+        ops: the ops that Op nodes correspond to, each once, the root first. The tensors
+            of leaves (Any, Const, ...) are no part of the match.
         captures: the captured ops and tensors, by name.
     """
 
@@ -67,26 +67,18 @@ class Match:
 
 
 class Finder:
-    """Finds the match of one pattern at one op.
-
-    Args:
-        compiled: the pattern.
-        territory: what else limits a match.
-    """
+    """Finds the match of one pattern at one op."""
 
     def __init__(self, compiled: Compiled, territory: Territory) -> None:
         self.compiled = compiled
-        self._search = Search(compiled, territory)
+        self._search = PatternSearch(compiled, territory)
 
     def find(self, op: Operation, producers: list[str]) -> Match | str | None:
         """Look for a match whose root is `op`.
 
-        Args:
-            op: an op of an anchor type.
-            producers: the types of the ops that yield its inputs.
-
         Returns:
-            The match; or, if the ops match but a constraint fails, what fails; or None.
+            The match; or, if the ops match but a constraint fails, the constraint; or
+            None.
         """
         if not self.compiled.may_match(producers):
             return None
@@ -110,13 +102,13 @@ def match(
     first when alternatives are taken in the order of the pattern, and commutative
     inputs in the order of the graph. Two matches overlap when they share an op; that
     they share a constant, a variable or an input does not count. Of matches that
-    overlap the one further downstream counts: roots are visited consumers first, and
-    a match that shares an op with a match found before is left out. So a pattern
+    overlap the one further downstream counts: roots are visited consumers first, and a
+    match that shares an op with a match found before is left out. So a pattern
     `Op("Relu", conv) | conv` takes the Relu along where there is one.
 
-    No match crosses a version 1 control-flow context. Bodies of functions are graphs
-    of their own: match in them separately. Ops that `rewrite` left without readers
-    are not matched.
+    No match crosses a version 1 control-flow context. Bodies of functions are graphs of
+    their own: match in them separately. Ops that `rewrite` left without readers are not
+    matched.
 
     Args:
         graph_or_ops: a graph; or ops of one, and then every op of a match is among
@@ -129,9 +121,9 @@ def match(
 
     Raises:
         ArgumentTypeError: an argument is of another type.
-        SelectionError: the pattern cannot be used (its root is no op, a name is of an
-            op and of a tensor), the ops belong to different graphs, or a search takes
-            too long.
+        SelectionError: the pattern cannot be used (its root is no op, a name is that of
+            an op and of a tensor), the ops belong to different graphs, or a search
+            takes too long.
 
     Cost: linear in the ops; at each op of an anchor type bounded by the pattern, and
     for `only_consumer` linear in the readers of the op.
@@ -183,12 +175,7 @@ def producer_types(op: Operation) -> list[str]:
 
 
 def require_one_graph(ops: Iterable[Operation], graph: Graph) -> list[Operation]:
-    """Return `ops` as a list, and refuse ops of another graph than `graph`.
-
-    Raises:
-        ArgumentTypeError: `ops` is not made of ops.
-        SelectionError: an op belongs to another graph.
-    """
+    """Return `ops` as a list, and refuse ops of another graph than `graph`."""
     listed = make_list_of_op(ops)
     for op in listed:
         if op.graph is not graph:
@@ -206,11 +193,12 @@ class Explanation:
     Attributes:
         root: the op that was to be the root.
         match: the match, if there is one after all.
-        reached: for each node of the pattern that stood for something when the search
-            failed: the node, and the name of its op or tensor, in the order of search.
+        reached: for each node of the pattern that corresponded to something when the
+            search failed: the node, and the name of its op or tensor, in the order of
+            search.
         node: the node that failed, in words; None where there is a match.
-        element: the name of the op or tensor that it could not match.
-        reason: the reason.
+        element: the name of the op or tensor it could not correspond to.
+        reason: the failure.
     """
 
     root: Operation
@@ -233,7 +221,7 @@ class _NearestMiss:
     """Keeps the failure that came after the most bindings, of equals the first."""
 
     def __init__(self) -> None:
-        self.search: Search | None = None
+        self.search: PatternSearch | None = None
         self.progress = -1
         self.failure: tuple[str, str, str] = ("", "", "")
         self.reached: tuple[tuple[str, str], ...] = ()
@@ -250,14 +238,14 @@ class _NearestMiss:
 
 
 def explain(graph: Graph, pattern: Pattern, op: Operation) -> Explanation:
-    """Return how far a pattern matches at an op, and the reason why no further.
+    """Say how far a pattern matches at an op, and where it stops.
 
     Every way to meet the pattern is tried; the one that came furthest is reported.
 
     Args:
         graph: the graph of `op`.
         pattern: the pattern.
-        op: the op that the root of the pattern should match.
+        op: the op that the root of the pattern should correspond to.
 
     Raises:
         ArgumentTypeError: an argument is of another type.
@@ -291,7 +279,7 @@ def explain(graph: Graph, pattern: Pattern, op: Operation) -> Explanation:
             reason="a rewrite replaced it, and nobody reads it any more",
         )
     nearest = _NearestMiss()
-    search = Search(compiled, Territory(graph, liveness), nearest.record)
+    search = PatternSearch(compiled, Territory(graph, liveness), nearest.record)
     nearest.search = search
     if search.run(op):
         return Explanation(op, Match(op, search.ops(), search.names, search.bound))

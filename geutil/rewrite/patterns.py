@@ -2,9 +2,9 @@
 
 A pattern is written from its root, the op furthest downstream, up to its inputs:
 `Op("BiasAdd", Op("Conv2D", Any("x"), Const("w")), Const("b"), name="bias")`. A node of
-it stands for one tensor (an op's node for that op's first output) and may be used in
-several places: then all of them must be the same tensor, or the same op. So must two
-captures of one name. Two different nodes may stand for one op.
+it corresponds to one tensor (an op's node for that op's first output) and may be used
+in several places: then all of them must be the same tensor, or the same op. So must two
+captures of one name. Two different nodes may correspond to one op.
 
 The leaves `Const`, `Variable` and `Weight` are in `geutil.rewrite.compiling`.
 """
@@ -24,7 +24,7 @@ Types: typing.TypeAlias = "str | Iterable[str] | OpTest"
 
 
 class Pattern:
-    """A node of a pattern; matches a tensor.
+    """A node of a pattern; corresponds to a tensor.
 
     `pattern | other` is `Or(pattern, other)`.
     """
@@ -70,21 +70,21 @@ class Any(Pattern):
 
 
 class Op(Pattern):
-    """An op of some type with its inputs; as a tensor, its first output.
+    """An op of some type, and its inputs; as a tensor, its first output.
 
     Args:
         types: a type, several, or a predicate on the op.
         *inputs: a pattern for each data input. None at all: the inputs are not looked
-            at. A final `...` matches any further inputs.
+            at. A final `...` corresponds to any further inputs.
         name: captures the op.
         where: a predicate that the op must pass.
         only_consumer: nothing outside the match may read an output of the op; ops that
-            a rewrite left without readers do not count. Not for the root, whose
-            readers are never part of the match.
+            a rewrite left without readers do not count. Not for the root, whose readers
+            are never part of the match.
         commutative: the inputs may come in any order; the first order that matches
             counts, in the order of the op's own inputs.
-        attrs: for each attribute its value, or a predicate on the value. A str matches
-            bytes, too.
+        attrs: for each attribute its value, or a predicate on the value. A str
+            corresponds to bytes too.
 
     Raises:
         ArgumentTypeError: an input is no pattern.
@@ -224,11 +224,11 @@ class Or(Pattern):
 
 
 class Optional(Or):
-    """An op that may be missing: then its input is there itself.
+    """An op that may be missing: then its input matches there itself.
 
     Args:
         pattern: the pattern with the op.
-        otherwise: the tensor without it; None is the first input of the op.
+        otherwise: the pattern without it; None is the first input of the op.
 
     Raises:
         ArgumentTypeError: an argument is no pattern.

@@ -1,4 +1,4 @@
-"""Rules: a pattern, a check and a replacement; the report of what they did."""
+"""Rules: a pattern, a check and a replacement; the report of their rewrites."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Refused:
     Attributes:
         rule: the name of the rule.
         op: the name of the root.
-        reason: the op or tensor that prevents it.
+        reason: the reason.
 
     Example:
         >>> from geutil.rewrite import Refused
@@ -67,7 +67,7 @@ class Refused:
 
 @dataclass(frozen=True, eq=False)
 class RewriteReport(Shown):
-    """The rewritten matches, and the refused candidates.
+    """The rewrites that were made, and the candidates that were refused.
 
     A candidate is an op at which the ops of a rule's pattern match, with their types,
     attributes and edges. It is refused when a constraint fails (`where`,
@@ -77,8 +77,8 @@ class RewriteReport(Shown):
     Attributes:
         rewritten: in the order in which it was done.
         refused: in graph order of the roots, for each root in the order of the rules.
-        replaced: for each output of a root that was replaced, its replacement: the
-            tensor to fetch in place of the old output.
+        replaced: for each output of a root that was replaced, the tensor that computes
+            it now: the one to fetch instead of the old output.
     """
 
     rewritten: tuple[Rewritten, ...] = ()
@@ -99,7 +99,7 @@ class RewriteReport(Shown):
         return counts
 
     def current(self, tensor: Tensor) -> Tensor:
-        """Return the replacement of `tensor`: itself, unless it was replaced."""
+        """Return the replacement of `tensor`; itself, unless it was replaced."""
         return self.replaced.get(tensor, tensor)
 
     def __str__(self) -> str:
@@ -126,18 +126,18 @@ Check: TypeAlias = Callable[[Match], bool | str | None]
 
 
 class Rule:
-    """A pattern, a check that may refuse, and a replacement.
+    """A pattern, the checks that refuse a match, and the replacement.
 
     Args:
         pattern: its root is the op whose outputs are replaced.
         replacement: called with the match; builds new ops and returns the replacements
-            of the outputs of the root: a tensor if it has one output, else one for
-            each, where None leaves an output alone. It may return a tensor that was
-            there before, and it may read the root: then the root is wrapped. A str
-            means that nothing is replaced after all, and why. For a root without
-            outputs it returns the op that ops shall wait for in its place, or None. It
-            is called with the graph as the default one, in the name scope, device and
-            control-flow context of the root; new ops get the control inputs of the
+            of the root's outputs: a tensor if it has one output, else one for each,
+            where None leaves an output alone. It may return a tensor that was there
+            before, and it may read the root: then the root is wrapped. A str means that
+            nothing is replaced after all, and why. For a root without outputs it
+            returns the op that ops shall wait for in its place, or None. It is called
+            with the graph as the default one, in the name scope, device and
+            control-flow context of the root; new ops wait for the control inputs of the
             matched ops. It only builds: the edges of ops that exist are for `rewrite`
             to change.
         check: called with the match before that; None or True lets it pass, a str says

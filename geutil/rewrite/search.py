@@ -2,7 +2,7 @@
 
 Backtracking, with conditions, within one region of the graph.
 
-A goal says that a node of the pattern stands for a tensor or an op. Goals lie in a
+A goal says that a node of the pattern corresponds to a tensor or an op. Goals lie in a
 linked list; where a goal can be met in several ways, the list for each further way goes
 onto a stack, with the number of bindings made so far. A failure takes the next list
 from the stack and takes the bindings since then back. Nothing recurses, neither over
@@ -46,7 +46,7 @@ def predicate_name(function: Any) -> str:
 
 
 def shown(expected: Any) -> str:
-    """Return what is expected of an attribute, for messages."""
+    """Return the expected value of an attribute, for messages."""
     return (
         f"what {predicate_name(expected)} asks"
         if callable(expected)
@@ -59,7 +59,7 @@ MAX_STEPS = 100_000
 
 
 class GoalKind(Enum):
-    """What a goal asks."""
+    """The kinds of goals."""
 
     VALUE = auto()
     OP = auto()
@@ -75,18 +75,17 @@ Recorder: typing.TypeAlias = Callable[[int, Pattern, typing.Any, str], None]
 _MET: list[tuple[Goal, ...]] = [()]
 
 
-class Search:
+class PatternSearch:
     """Looks for a match of one pattern, at one op after another.
 
     Args:
         compiled: the pattern.
-        territory: what else limits a match.
+        territory: the territory, which limits a match.
         record: told of every failure: the number of bindings before it, the node, the
-            op or tensor, and what failed.
+            op or tensor, and the failure.
 
     Attributes:
         bound: after a search that succeeded, the element of each node, by `id`.
-        names: the element of each name.
         constrained: whether a constraint (`where`, `only_consumer`, the territory) has
             failed since the last call of `run`.
     """
@@ -107,17 +106,7 @@ class Search:
         self._strict = True
 
     def run(self, op: Operation, *, strict: bool = True) -> bool:
-        """Look for a match whose root is `op`.
-
-        Args:
-            op: the root.
-            strict: whether constraints count; without them, `objection` tells which
-                one fails.
-
-        Raises:
-            SelectionError: the pattern is so ambiguous that the search takes more than
-                100,000 steps.
-        """
+        """Look for a match whose root is `op`."""
         self.bound, self.names, self._trail = {}, {}, []
         self.constrained, self._strict = False, strict
         steps = 0
@@ -150,7 +139,7 @@ class Search:
         return False
 
     def ops(self) -> tuple[Operation, ...]:
-        """Return the ops that Op nodes stand for, each once, the root first."""
+        """Return the ops that Op nodes correspond to, each once, the root first."""
         return tuple(
             dict.fromkeys(
                 self.bound[id(node)]
@@ -160,7 +149,7 @@ class Search:
         )
 
     def objection(self, op: Operation) -> str | None:
-        """Return the first constraint that fails for what is bound, or None."""
+        """Return the first constraint that the bound ops fail, or None."""
         for node in self.compiled.nodes:
             where = getattr(node, "where", None)
             if where and id(node) in self.bound:
@@ -204,7 +193,7 @@ class Search:
         return self._value(node, element)
 
     def _value(self, node: Pattern, tensor: Tensor) -> Ways:
-        """Return the goals that are left if a node stands for a tensor, or None."""
+        """Return the goals that are left if a node corresponds to a tensor, or None."""
         if isinstance(node, Op):
             return self._output(node, 0, tensor)
         if isinstance(node, Output):
@@ -234,7 +223,7 @@ class Search:
         return self._op(node, tensor.op)
 
     def _op(self, node: Op, op: Operation) -> Ways:
-        """Return the goals that are left if a node stands for an op, or None."""
+        """Return the goals that are left if a node corresponds to an op, or None."""
         if id(node) in self.bound:
             if self.bound[id(node)] is op:
                 return _MET
@@ -288,13 +277,13 @@ class Search:
         return ways or None
 
     def _is_possible(self, node: Pattern, tensor: Tensor) -> bool:
-        """Tell whether a node may stand for a tensor by the type of its op."""
+        """Tell whether a node may correspond to a tensor by the type of its op."""
         kinds = self.compiled.types_of[id(node)]
         # A nearest miss is told by what fails, one by one.
         return self._record is not None or kinds is None or tensor.op.type in kinds
 
     def _bind(self, node: Pattern, element: typing.Any) -> bool:
-        """Let a node stand for an op or a tensor; refuse if it stands for another."""
+        """Bind a node to an op or a tensor; refuse if it is bound to another."""
         before = self.bound.get(id(node))
         if before is not None:
             if before is not element:

@@ -193,24 +193,12 @@ def compute_boundary_ts(
 
 
 def inputs_of(ops: Any) -> list[Tensor]:
-    """Return the tensors that ops read, each once, in order of their first use.
-
-    Raises:
-        ArgumentTypeError: `ops` is not made of ops.
-
-    Cost: linear in the ops and their inputs.
-    """
+    """Return the tensors that ops read, each once, in order of their first use."""
     return types.unique(t for op in make_list_of_op(ops) for t in op.inputs)
 
 
 def outputs_of(ops: Any) -> list[Tensor]:
-    """Return the tensors that ops make, in order of the ops.
-
-    Raises:
-        ArgumentTypeError: `ops` is not made of ops.
-
-    Cost: linear in the ops and their outputs.
-    """
+    """Return the tensors that ops make, in order of the ops."""
     return [t for op in make_list_of_op(ops) for t in op.outputs]
 
 

@@ -62,11 +62,7 @@ class ListView(Sequence[Any]):
 
 
 def graph_of_all(elements: Iterable[Element]) -> Graph | None:
-    """Return the graph that all `elements` belong to, or None when there are none.
-
-    Raises:
-        SelectionError: two elements belong to different graphs.
-    """
+    """Return the graph that all `elements` belong to, or None when there are none."""
     graph: Graph | None = None
     first: Element = None
     for element in elements:
@@ -382,16 +378,12 @@ def make_regex(obj: str | re.Pattern[str]) -> re.Pattern[str]:
 
 @contextmanager
 def outputs_meant(graph_or_model: Any, outputs: Any) -> Iterator[None]:
-    """Let clients look only at what some outputs depend on, in a block.
+    """Restrict clients to the ancestors of some outputs, in a block.
 
     Args:
         graph_or_model: the graph; or something else, which none may be asked for of.
-        outputs: what `geutil.select.names.tensor_of` takes, one or several; none mean
-            all of the graph.
-
-    Raises:
-        ArgumentTypeError: there are outputs, and no graph.
-        SelectionError: an output is not in the graph.
+        outputs: outputs as `geutil.select.names.tensor_of` takes them, one or several;
+            none mean all of the graph.
     """
     if names.is_name(outputs):
         outputs = [outputs]

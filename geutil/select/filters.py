@@ -171,8 +171,9 @@ def by_device(device: str) -> OpFilter:
 
     Args:
         device: a device, or a part of one: "/job:worker", "/task:0",
-            "/job:worker/task:*", "/device:GPU:*". Omitted parts match any value, and
-            "*" matches any value that is there. "" is the ops without a device.
+            "/job:worker/task:*", "/device:GPU:*". A part that is left out may be
+            anything, and "*" matches anything that is there. "" is the ops without a
+            device.
 
     Raises:
         ArgumentTypeError: `device` is no text.

@@ -86,7 +86,7 @@ class OpMatcher:
         )
 
     def input_ops(self, *args: Any) -> OpMatcher:
-        """Ask for these producers, one for each input; None matches any.
+        """Ask for these producers, one for each input; None means any.
 
         Raises:
             SelectionError: the producers were asked for already.
@@ -96,7 +96,7 @@ class OpMatcher:
         return self
 
     def control_input_ops(self, *args: Any) -> OpMatcher:
-        """Ask for these control inputs, in graph order; None matches any.
+        """Ask for these control inputs, in graph order; None means any.
 
         Raises:
             SelectionError: the control inputs were asked for already.
@@ -108,8 +108,8 @@ class OpMatcher:
     def output_ops(self, *args: Any) -> OpMatcher:
         """Ask for these consumers: for each output one matcher, a list, or None.
 
-        A list matches the consumers of the output in graph order; None matches any
-        number of any consumers.
+        A list matches the consumers of the output in graph order; None means any number
+        of any consumers.
 
         Raises:
             SelectionError: the consumers were asked for already.
@@ -156,7 +156,7 @@ def _check_unset(matches: object, name: str) -> None:
 
 
 def _predicate(positive_filter: Any) -> OpPredicate:
-    """Return the predicate that a regex, an op, a predicate or True stands for."""
+    """Return the predicate that a regex, an op, a predicate or True corresponds to."""
     if isinstance(positive_filter, str):
         match = make_regex(positive_filter).fullmatch
         return lambda op: match(op.name) or match(types.scope_basename(op.name))

@@ -35,7 +35,7 @@ class Layer:
         scope: the name scope of its ops.
         inputs: the tensors that it reads.
         outputs: the tensors that it gives. A layer that does nothing at inference, such
-            as Dropout, returns its input.
+            as Dropout, gives its input.
         ops: its ops, in the order of the graph; those of layers inside it are among
             them.
     """
@@ -57,8 +57,6 @@ def layers_of(graph: Graph) -> tuple[Layer, ...]:
     """Return the Keras layers of a graph, in the order in which they are called.
 
     Layers none of whose ops and results are left are not among them.
-
-    Cost: linear in ops, times the depth of their scopes.
 
     Example:
         >>> import tensorflow as tf
@@ -87,7 +85,7 @@ def _pairs(
         inputs = _recorded(by_name, call.inputs)
         if inputs is None:
             inputs = _read(ops, call.scope)
-        # What computes nothing is here as long as what it passes on is.
+        # An op that only forwards is here as long as its input is.
         if ops or (outputs and call.outputs == call.inputs):
             yield (
                 call,
@@ -159,20 +157,14 @@ def is_name(item: Any) -> bool:
 def tensor_of(
     graph: Graph, item: Any, what: str = "the graph", others: Iterable[str] = ()
 ) -> Tensor:
-    """Return the one tensor that is meant.
+    """Return the one tensor that is selected.
 
     Args:
         graph: the graph.
         item: a tensor, an op or layer with one result, a tensor of a functional Keras
             model (`layer.output`), or a name of any of them, or of a scope.
         what: the graph in words, for messages.
-        others: names of what the caller has looked up already, for messages.
-
-    Raises:
-        SelectionError: there is none of that name in the graph, and the message says
-            what resembles it; or there are several, and it lists them.
-
-    Cost: linear in ops.
+        others: names that the caller has looked up already, for messages.
 
     Example:
         >>> import tensorflow as tf
@@ -249,13 +241,7 @@ def _tensors_named(graph: Graph, name: str) -> list[Tensor] | None:
 
 
 def layers_named(graph: Graph, name: str) -> tuple[Layer, ...]:
-    """Return the calls of the one layer of a name or path; none if there is none.
-
-    Raises:
-        SelectionError: several layers have the name, in different models or layers.
-
-    Cost: linear in ops if there is one.
-    """
+    """Return the calls of the one layer of a name or path; none if there is none."""
     calls = keras_calls.calls_in(graph)
     path = name.rstrip("/")
     fitting = [call for call in calls if call.path == path]
@@ -276,18 +262,7 @@ def is_keras(item: Any) -> bool:
 
 
 def layers_of_keras(graph: Graph, item: Any, what: str = "the graph") -> list[Layer]:
-    """Return the calls of a layer of Keras, or the one that gave a tensor of a model.
-
-    Args:
-        graph: the graph.
-        item: the layer, or the symbolic tensor.
-        what: the graph in words, for messages.
-
-    Raises:
-        SelectionError: the graph was not traced from it.
-
-    Cost: linear in ops.
-    """
+    """Return the calls of a Keras layer, or the one that gave a tensor of a model."""
     behind = keras_calls.node_behind(item)
     layer = item if behind is None else behind[0]
     calls = keras_calls.calls_in(graph)
@@ -327,7 +302,7 @@ def _tensors_of_keras(graph: Graph, item: Any, what: str) -> list[Tensor]:
 
 
 def label(graph: Graph, item: Any) -> str:
-    """Return what to call the tensor of a layer or scope; "" for tensors and ops."""
+    """Return a label for the tensor of a layer or scope; "" for tensors and ops."""
     if isinstance(item, Layer):
         return item.path
     if isinstance(item, str):
@@ -343,15 +318,7 @@ def label(graph: Graph, item: Any) -> str:
 
 
 def similar(graph: Graph, name: str, others: Iterable[str] = ()) -> str:
-    """Return in words what names resemble one that does not exist.
-
-    Args:
-        graph: the graph.
-        name: the name.
-        others: what else there is to name.
-
-    Cost: linear in ops.
-    """
+    """Return in words the names that resemble one that does not exist."""
     others = list(others)
     layers = dict.fromkeys(call.path for call in keras_calls.calls_in(graph))
     ops = [op.name for op in graph.get_operations()]
@@ -376,12 +343,6 @@ def ops_of_layers(graph: Graph, item: Any, what: str = "the graph") -> list[Oper
 
     Returns:
         The ops in the order of the calls; none if no layer has that name.
-
-    Raises:
-        SelectionError: several layers have the name, or the graph was not traced from
-            the layer.
-
-    Cost: linear in ops.
     """
     if isinstance(item, Layer):
         layers: Iterable[Layer] = [item]
@@ -395,22 +356,16 @@ def ops_of_layers(graph: Graph, item: Any, what: str = "the graph") -> list[Oper
 def scopes_meant(
     graphs: Iterable[Graph], item: Any, what: str = "the graph"
 ) -> tuple[str, ...] | None:
-    """Return the name scopes that a scope or layer stands for; None for None.
+    """Return the name scopes that a scope or layer corresponds to; None for None.
 
     Args:
         graphs: the graphs of a model.
         item: a layer, by name, path, record or as it is; or a name scope, with or
-            without a slash at its end. What ends in a slash is a scope only.
+            without a slash at its end. A name that ends in a slash is a scope only.
         what: the graphs in words, for messages.
 
     Returns:
         The scopes of the calls of a layer; of a name that is no layer's, itself.
-
-    Raises:
-        SelectionError: several layers have the name, or no graph was traced from the
-            layer.
-
-    Cost: linear in ops.
 
     Example:
         >>> import tensorflow as tf
@@ -442,9 +397,6 @@ def scopes_meant(
 class LayerNames:
     """The paths of the layers that ops belong to.
 
-    Args:
-        graph: the graph.
-
     Cost: linear in the layers once, then in the depth of each name.
     """
 
@@ -460,12 +412,7 @@ class LayerNames:
         return ""
 
     def noted(self, entries: Iterable[Entry], key: str = "op") -> list[Entry]:
-        """Return entries of a report with the layers of their ops as `keras_layer`.
-
-        Args:
-            entries: the entries, data classes with that field.
-            key: the field that names the op.
-        """
+        """Return entries of a report with the layers of their ops as `keras_layer`."""
         return [
             replace(entry, keras_layer=self.of(getattr(entry, key)))
             for entry in entries

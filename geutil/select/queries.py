@@ -136,7 +136,7 @@ def select_ops_and_ts(
     return ops, ts
 
 
-class _Options:
+class _QueryOptions:
     """The keywords of a query, checked."""
 
     def __init__(
@@ -156,11 +156,7 @@ class _Options:
 def check_keywords(
     kwargs: Collection[str], known_keywords: tuple[str, ...] = _KEYWORDS[:2]
 ) -> None:
-    """Refuse keywords that a query does not know.
-
-    Raises:
-        SelectionError: naming one of them and those that are known.
-    """
+    """Refuse keywords that a query does not know."""
     for name in kwargs:
         if name not in known_keywords:
             raise SelectionError(
@@ -168,14 +164,14 @@ def check_keywords(
             )
 
 
-def _options(kwargs: dict[str, Any]) -> _Options:
+def _options(kwargs: dict[str, Any]) -> _QueryOptions:
     check_keywords(kwargs, _KEYWORDS)
-    return _Options(**kwargs)
+    return _QueryOptions(**kwargs)
 
 
 def _select(
     args: tuple[Any, ...],
-    options: _Options,
+    options: _QueryOptions,
     own_tag: str,
     other_tag: str,
     is_wanted: Callable[[object], bool],
@@ -215,7 +211,7 @@ def _select(
             )
         elements += selected
         first += selected[:1]
-    # Whatever one leaf selects is of one graph.
+    # All elements that one leaf selects are of one graph.
     conversions.graph_of_all(first)
     if options.positive_filter is not None:
         elements = [element for element in elements if options.positive_filter(element)]
@@ -228,9 +224,8 @@ def make_view(*args: Any, **kwargs: Any) -> SubGraphView:
     `geutil.sgv` is the same function.
 
     Args:
-        *args: one view, returned unchanged; or the arguments of `select_ops_and_ts`.
-            Tensors become passthrough tensors unless an op of the view reads or makes
-            them.
+        *args: one view, returned as it is; or arguments of `select_ops_and_ts`. Tensors
+            become passthrough tensors unless an op of the view reads or makes them.
         **kwargs: `graph`, which the elements must belong to and which regexes are
             looked up in; `positive_filter`.
 

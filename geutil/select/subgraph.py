@@ -270,7 +270,7 @@ class SubGraphView(Shown):
         return result
 
     def _place(self, attribute: str, chosen: Any, what: str) -> int:
-        """Return the index of what a caller chose by its index or as a tensor."""
+        """Return the index of an element, chosen by its index or as a tensor."""
         if types.is_tensor(chosen):
             return self._position(attribute, chosen, what)
         try:

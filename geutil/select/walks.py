@@ -212,7 +212,7 @@ def get_walks_union_ops(
     The arguments, errors and cost are those of `get_walks_intersection_ops`.
 
     Returns:
-        The forward walk, then the ops that the backward walk adds.
+        The forward walk, then the ops that the backward walk adds to it.
 
     Example:
         >>> import tensorflow as tf

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 from geutil.errors import TFLiteError
 from geutil.tflite import looking, state
+from geutil.tflite.arguments import checked
 from geutil.tflite.looking import GraphLike, OpsLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     Buffer,
@@ -22,9 +23,9 @@ from geutil.tflite.parts import (
 F = TypeVar("F", bound=Contents)
 
 Ends = TensorsLike | Mapping[str, TensorLike]
+_Names = dict[LiteTensor, list[str]]
+"""The names of ends in a signature; one can be given twice."""
 DEFAULT_SIGNATURE = "serving_default"
-DESCRIPTION = "TFLITE_METADATA"
-"""Metadata that describe the inputs and outputs of a file in their order."""
 _FREE_KINDS = state.HANDLES | {"CALL_ONCE"}
 """Kinds of which each of two files can have the same op, and mean the same by it."""
 
@@ -34,7 +35,6 @@ class Part:
     """A part of a subgraph that becomes a subgraph.
 
     Attributes:
-        graph: the subgraph.
         ops: the ops of the part, in order.
         inputs: the tensors that it is given.
         outputs: the tensors that it gives.
@@ -96,17 +96,8 @@ def assembled(file: F, parts: Sequence[Part]) -> F:
     codes = dict.fromkeys(op.code for op in new.ops)
     new.codes = [code for code in codes if code is not None]
     if parts[0].graph is not file.graphs[0] or not parts[0].has_its_ends:
-        leave_description_out(new)
+        state.leave_description_out(new)
     return new
-
-
-def leave_description_out(file: Contents) -> None:
-    """Drop the metadata that describe ends which the file no longer has as they were.
-
-    The files of the archive belong to the description.
-    """
-    if file.metadata.pop(DESCRIPTION, None) is not None:
-        file.archive = None
 
 
 def fill(
@@ -171,56 +162,93 @@ def copied_op(
     return new
 
 
-def _signature(
-    file: Contents, key: str, part: Part, chosen: Mapping[LiteTensor, str]
-) -> LiteSignature:
+def _signature(file: Contents, key: str, part: Part, chosen: _Names) -> LiteSignature:
     """Return the signature of a part, whose ends are called as asked, or as before."""
-    known = {t: name for name, t in looking.ends(file, part.graph)}
+    known: _Names = {}
+    for one in sorted(
+        looking.signatures_of(file, part.graph), key=lambda s: s.key != key
+    ):
+        names: _Names = {}
+        for name, t in (*one.inputs.items(), *one.outputs.items()):
+            names.setdefault(t, []).append(name)
+        known = {**names, **known}
     both: list[dict[str, LiteTensor]] = []
     for ends in (part.inputs, part.outputs):
         named: dict[str, LiteTensor] = {}
         for t in ends:
-            name = chosen.get(t) or known.get(t) or t.name
-            if not name or named.setdefault(name, t) is not t:
-                raise TFLiteError(
-                    f"{named.get(name, t)!r} and {t!r} would both be called '{name}'; "
-                    "pass a mapping from names to tensors"
-                )
+            for name in chosen.get(t) or known.get(t) or [t.name]:
+                if not name or named.setdefault(name, t) is not t:
+                    raise TFLiteError(
+                        f"{named.get(name, t)!r} and {t!r} would both be called "
+                        f"'{name}'; pass a mapping from names to tensors"
+                    )
         both.append(named)
     return LiteSignature(key, part.graph, *both)
 
 
+@checked
 def cut(
-    file: F, inputs: Ends | None, outputs: Ends | None, ops: OpsLike | None, graph: Any
+    file: F,
+    inputs: Ends | None = None,
+    outputs: Ends | None = None,
+    *,
+    ops: OpsLike | None = None,
+    graph: GraphLike = None,
 ) -> F:
-    """Return the part of a file between tensors, or of some ops; see `LiteFile.cut`."""
-    state.check_places_are_free(file, "a cut")
-    part = cut_part(file, looking.graph_of(file, graph), inputs, outputs, ops)
-    return assembled(file, [part])
+    """Return the part of a subgraph between tensors, or of some ops, as a new file.
 
+    Variables and tables come along with the ops that write to them, subgraphs with
+    those that call them. Metadata that describe the ends are left out where these
+    change. Weights are not copied.
 
-def cut_part(
-    file: Contents,
-    graph: LiteGraph,
-    inputs: Ends | None,
-    outputs: Ends | None,
-    ops: OpsLike | None,
-) -> Part:
-    """Return the part of a subgraph that a cut takes.
+    Args:
+        inputs: the tensors that become inputs, or their names, or a mapping from
+            the name of each in the signature; those of the subgraph that the
+            outputs need if None.
+        outputs: the tensors that become outputs, given likewise; those of the
+            subgraph if None.
+        ops: the ops to take, in the place of both: ops, tensors that they make,
+            places, a slice or a range. Those that compute their weights come along.
+        graph: the subgraph, as in `add_input`; it becomes the main one.
 
     Raises:
-        TFLiteError: ends are missing, or are not needed.
+        TFLiteError: the outputs still depend on an input that is not cut off, or do
+            not depend on a given one; metadata tie ops by their places.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.cut(inputs="a").find()
+        (<LiteOp EXP -> 'b'>,)
+        >>> m.cut(ops=range(1)).find()
+        (<LiteOp NEG -> 'a'>,)
     """
-    names: dict[LiteTensor, str] = {}
-    given = None if inputs is None else _named(file, inputs, graph, names)
-    results = None if outputs is None else _named(file, outputs, graph, names)
+    state.check_places_are_free(file, "a cut")
+    own = looking.graph_of(file, graph)
+    names: _Names = {}
+    given = None if inputs is None else _named(file, inputs, own, names)
+    results = None if outputs is None else _named(file, outputs, own, names)
+    return assembled(file, [_part(file, own, given, results, ops, names)])
+
+
+def _part(
+    file: Contents,
+    graph: LiteGraph,
+    given: list[LiteTensor] | None,
+    results: list[LiteTensor] | None,
+    ops: OpsLike | None = None,
+    names: _Names | None = None,
+) -> Part:
+    """Return the part of a subgraph that a cut takes."""
     chosen: list[LiteOp] = []
     if ops is not None:
         chosen = looking.ops_of(file, ops, graph)
         if given is None:
             given = _taken_by(chosen, graph)
         if results is None:
-            results = looking.boundary(chosen, graph)[1]
+            results = looking.boundary_of(chosen, graph)[1]
     results = [*graph.outputs] if results is None else results
     if not results:
         raise TFLiteError("a file needs at least one output; name one in outputs=")
@@ -233,23 +261,24 @@ def cut_part(
     if given is None:
         given = [t for t in graph.inputs if t in read]
     _check_ends(graph, given, read)
-    key = next((s.key for s in file.signatures.values() if s.graph is graph), None)
+    key = next((s.key for s in looking.signatures_of(file, graph)), None)
     if key is None and names:
         key = DEFAULT_SIGNATURE
     part = Part(graph, kept, given, results, graph.name)
     if key is None:
         return part
-    return replace(part, signatures=[_signature(file, key, part, names)])
+    return replace(part, signatures=[_signature(file, key, part, names or {})])
 
 
 def _named(
-    file: Contents, ends: Ends, graph: LiteGraph, names: dict[LiteTensor, str]
+    file: Contents, ends: Ends, graph: LiteGraph, names: _Names
 ) -> list[LiteTensor]:
     """Return the tensors that are named as ends; note the names of a mapping."""
     if not isinstance(ends, Mapping):
         return looking.tensors_of(file, ends, graph)
     for name, item in ends.items():
-        names[looking.tensor_of(file, item, graph)] = name
+        known = names.setdefault(looking.tensor_of(file, item, graph), [])
+        known += [name] if name else []
     return looking.tensors_of(file, ends.values(), graph)
 
 
@@ -276,7 +305,7 @@ def _free_ops(graph: LiteGraph) -> set[LiteOp]:
 def _taken_by(ops: Sequence[LiteOp], graph: LiteGraph) -> list[LiteTensor]:
     """Return what ops read from outside; constants computed for them are inside."""
     free = _free_ops(graph)
-    taken, _ = looking.boundary(ops, graph)
+    taken, _ = looking.boundary_of(ops, graph)
     return [t for t in taken if t.producer not in free]
 
 
@@ -330,30 +359,52 @@ def _them(tensors: Sequence[LiteTensor]) -> str:
     return "it" if len(tensors) == 1 else "them"
 
 
-def split(file: F, at: TensorsLike, graph: GraphLike) -> tuple[F, F]:
-    """Return the parts of a file ahead of tensors and behind; see `LiteFile.split`."""
+@checked
+def split(file: F, at: TensorsLike, *, graph: GraphLike = None) -> tuple[F, F]:
+    """Return two new files: the ops ahead of tensors, and those behind.
+
+    The first gives these tensors and the outputs that do not depend on them; the
+    second takes them, and the inputs that it reads besides. Ops behind that write
+    to a variable of the first stay with it.
+
+    Args:
+        at: the tensors, or their names.
+
+    Raises:
+        TFLiteError: the ops behind read other tensors from ahead, which the message
+            names; or there is nothing ahead or behind.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> [half.find() for half in m.split("a")]
+        [(<LiteOp NEG -> 'a'>,), (<LiteOp EXP -> 'b'>,)]
+    """
     state.check_places_are_free(file, "a split")
     own = looking.graph_of(file, graph)
     places = looking.tensors_of(file, at, own)
     behind = {*looking.ahead(places)}
     late = [t for t in own.outputs if t.producer in behind and t not in places]
-    early = [t for t in own.outputs if t not in late and t not in places]
+    early = [t for t in own.outputs if t not in late]
+    for t in {*places} & {*early}:
+        early.remove(t)  # What a file gives twice, its half does, too.
     first = _with_state(looking.behind([*places, *early]), own, ())
     second = _with_state(looking.behind(late, places), own, places)
     if not first or not second:
         side = "ahead of" if not first else "behind"
         raise TFLiteError(
-            f"the outputs need no op {side} {', '.join(repr(t.name) for t in places)}: "
+            f"the outputs need no op {side} {', '.join(t.label for t in places)}: "
             "nothing is split"
         )
     _check_apart(own, places, first, second)
     # Inputs of the file that both read are inputs of both.
     read = {t for op in second for t in op.inputs}
     given = [t for t in dict.fromkeys((*places, *own.inputs)) if t in read]
-    return (
-        cut(file, None, [*places, *early], None, own),
-        cut(file, given, late, None, own),
-    )
+    halves = (None, [*places, *early]), (given, late)
+    one, other = (assembled(file, [_part(file, own, *ends)]) for ends in halves)
+    return one, other
 
 
 def _check_apart(
@@ -371,7 +422,7 @@ def _check_apart(
     alone = [op for op in graph.ops if op in second and op not in first]
     read = dict.fromkeys(t for op in alone for t in op.reads)
     crossing = [t for t in read if t in made]
-    names = ", ".join(repr(t.name) for t in places)
+    names = ", ".join(t.label for t in places)
     if not crossing:
         raise TFLiteError(
             f"{both[0]!r} reads or writes a state that is needed ahead of {names} and "
@@ -379,21 +430,47 @@ def _check_apart(
         )
     raise TFLiteError(
         f"behind {names} the file still reads "
-        f"{', '.join(repr(t.name) for t in crossing)} from ahead of the split; split "
+        f"{', '.join(t.label for t in crossing)} from ahead of the split; split "
         "at these, too"
     )
 
 
+@checked
 def clusters(
-    file: F, parts: Sequence[OpsLike], names: Sequence[str] | None, graph: GraphLike
+    file: F,
+    parts: Sequence[OpsLike],
+    names: Sequence[str] | None = None,
+    *,
+    graph: GraphLike = None,
 ) -> F:
-    """Return a file with a subgraph for each cluster; see `LiteFile.clusters`."""
+    """Return a new file in which each cluster of ops is a subgraph of its own.
+
+    `cut(ops=...)` makes a file of one.
+
+    Args:
+        parts: the ops of each, as in `cut`.
+        names: the names of the subgraphs and their signatures; "part_0" and so on
+            if None.
+
+    Raises:
+        TFLiteError: two have one name, or one cannot be cut.
+
+    Cost: linear in the ops and tensors of the subgraph, times the clusters.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.clusters([range(1), range(1, 2)], ["stem", "head"])
+        LiteFile(['stem', 'head'], 2 subgraph(s), 2 ops)
+    """
     state.check_places_are_free(file, "a cut")
     own = looking.graph_of(file, graph)
     keys = names or [f"part_{i}" for i in range(len(parts))]
     if len({*keys}) != len(parts) or not keys:
         raise TFLiteError(f"{len(parts)} clusters cannot be called {[*keys]}")
-    found = [cut_part(file, own, None, None, ops) for ops in parts]
+    found = [_part(file, own, None, None, ops) for ops in parts]
     return assembled(
         file,
         [
@@ -403,18 +480,32 @@ def clusters(
     )
 
 
-def keep_graphs(
-    file: F, graphs: Iterable[GraphLike], keys: Collection[str] | None = None
-) -> F:
-    """Return a file of some subgraphs and those that they call.
+@checked
+def keep_subgraphs(file: F, *graphs: GraphLike) -> F:
+    """Return a new file with some subgraphs, and those that they call.
 
     Args:
-        file: the file.
-        graphs: the subgraphs; the first of them in the file becomes the main one.
-        keys: the signatures to keep; all those of the subgraphs if None.
+        *graphs: the subgraphs, their names or places; the first of them in the file
+            becomes the main one.
+
+    Raises:
+        TFLiteError: there is no such subgraph, or metadata tie ops by place.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("NEG", [x], name="y")])
+        >>> _ = m.add_signature("negate")
+        >>> m.keep_subgraphs("main")
+        LiteFile(['negate'], 1 subgraph(s), 1 ops)
     """
+    return _kept(file, [looking.graph_of(file, graph) for graph in graphs], None)
+
+
+def _kept(file: F, wanted: Sequence[LiteGraph], keys: Sequence[str] | None) -> F:
+    """Return a file of subgraphs and of some signatures, or all of theirs."""
     state.check_places_are_free(file, "leaving subgraphs out")
-    wanted = {looking.graph_of(file, graph) for graph in graphs}
     if not wanted:
         raise TFLiteError("no subgraph is selected; a file needs one")
     parts = []
@@ -429,11 +520,25 @@ def keep_graphs(
     return assembled(file, parts)
 
 
-def keep_signatures(file: F, keys: Sequence[str]) -> F:
-    """Return a file with some signatures; see `LiteFile.keep_signatures`."""
+@checked
+def keep_signatures(file: F, *keys: str) -> F:
+    """Return a new file with some signatures and the subgraphs that they need.
+
+    Raises:
+        TFLiteError: there is no such signature, or metadata tie ops by place.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("NEG", [x], name="y")])
+        >>> _ = m.add_signature("negate")
+        >>> m.keep_signatures("negate")
+        LiteFile(['negate'], 1 subgraph(s), 1 ops)
+    """
     for key in keys:
         if key not in file.signatures:
             raise TFLiteError(
                 f"there is no signature '{key}'; there are {[*file.signatures]}"
             )
-    return keep_graphs(file, (file.signatures[key].graph for key in keys), keys)
+    return _kept(file, [file.signatures[key].graph for key in keys], keys)

@@ -56,7 +56,7 @@ def _strings(tensor: LiteTensor, data: bytes) -> Array:
 
 def _filled_in(tensor: LiteTensor, data: Array) -> Array:
     if tensor.dtype not in DTYPES or tensor.dtype in PACKED_BITS:
-        raise TFLiteError(f"'{tensor.name}' is sparse, and of type {tensor.dtype}")
+        raise TFLiteError(f"{tensor.label} is sparse, and of type {tensor.dtype}")
     stored = data.view(DTYPES[tensor.dtype])
     parameters = tensor.record.sparsity
     order = np.asarray(parameters.traversalOrder).tolist()
@@ -67,7 +67,7 @@ def _filled_in(tensor: LiteTensor, data: Array) -> Array:
     rank = len(tensor.sizes)
     if len(order) != len(levels) or len(order) != rank + len(blocked):
         raise TFLiteError(
-            f"'{tensor.name}' is sparse in {len(levels)} dimensions, and has {rank} "
+            f"{tensor.label} is sparse in {len(levels)} dimensions, and has {rank} "
             f"and blocks in {len(blocked)}"
         )
     # By the dimension, those of blocks last: the index of each value along it.
@@ -80,7 +80,7 @@ def _filled_in(tensor: LiteTensor, data: Array) -> Array:
         count = indices.size
     if count != stored.size:
         raise TFLiteError(
-            f"'{tensor.name}' is sparse and has {stored.size} values for {count} places"
+            f"{tensor.label} is sparse and has {stored.size} values for {count} places"
         )
     sizes = {
         rank + i: _size(levels[order.index(rank + i)]) for i in range(len(blocked))
@@ -92,7 +92,7 @@ def _filled_in(tensor: LiteTensor, data: Array) -> Array:
     try:
         result[tuple(places[dimension] for dimension in range(rank))] = stored
     except IndexError as error:
-        raise TFLiteError(f"'{tensor.name}' is sparse outside its shape") from error
+        raise TFLiteError(f"{tensor.label} is sparse outside its shape") from error
     return result
 
 

@@ -11,14 +11,15 @@ from typing import Any
 
 from geutil.errors import TFLiteError
 from geutil.tflite import looking, making, state
+from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import (
     Part,
     copied_op,
     copied_tensors,
     fill,
-    leave_description_out,
     of_blocks,
 )
+from geutil.tflite.ends import give_ends, move_ends
 from geutil.tflite.fitting import check_fits
 from geutil.tflite.looking import GraphLike, OpLike, OpsLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
@@ -101,14 +102,8 @@ class Plan:
                 op.inputs = read
         if ordered != graph.ops:
             graph.set_ops(ordered)
+        move_ends(self._file, graph, "outputs", self._ends)
         graph.outputs = self.outputs
-        for signature in self._file.signatures.values():
-            if signature.graph is graph:
-                signature.outputs.update(
-                    (name, self._ends[t])
-                    for name, t in signature.outputs.items()
-                    if t in self._ends
-                )
         self._file.graphs += self.graphs
         self._file.unknown = self._file.unknown or self.unknown
         touched = {t for op in removed for t in (*op.inputs, *op.outputs) if t}
@@ -168,14 +163,35 @@ def check_alike(new: LiteTensor, old: LiteTensor) -> None:
             )
 
 
+@checked
 def reroute(
     file: Contents,
     old: TensorLike,
     new: TensorLike,
-    consumers: OpsLike | None,
-    graph: GraphLike,
+    *,
+    consumers: OpsLike | None = None,
+    graph: GraphLike = None,
 ) -> None:
-    """Let the readers of a tensor read another; see `LiteFile.reroute`."""
+    """Let the readers of a tensor read another one of its type and shape.
+
+    Args:
+        old: the tensor that is read.
+        new: the tensor that will be.
+        consumers: the ops that change over; all, and the outputs, if None.
+
+    Raises:
+        TFLiteError: the two differ in type, shape or quantization, there would be a
+            circle, or metadata tie ops by their places. Nothing has changed.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.reroute("a", "x")
+        >>> m.op("b").inputs
+        (<LiteTensor 'x' float32 [4]>,)
+    """
     own = looking.graph_of(file, graph)
     before = looking.tensor_of(file, old, own)
     after = looking.tensor_of(file, new, own)
@@ -199,8 +215,25 @@ def _readers(
     return chosen
 
 
-def swap(file: Contents, one: TensorLike, other: TensorLike, graph: GraphLike) -> None:
-    """Let two tensors change their readers; see `LiteFile.swap`."""
+@checked
+def swap(
+    file: Contents, one: TensorLike, other: TensorLike, *, graph: GraphLike = None
+) -> None:
+    """Let two tensors change their readers, as two calls of `reroute` at once.
+
+    Raises:
+        TFLiteError: see `reroute`. Nothing has changed.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> one, other = (m.add(kind, [x], name=kind) for kind in ("NEG", "EXP"))
+        >>> m.set_outputs([m.add("SUB", [one, other], name="y")])
+        >>> m.swap("NEG", "EXP")
+        >>> [t.name for t in m.op("y").inputs]
+        ['EXP', 'NEG']
+    """
     own = looking.graph_of(file, graph)
     a, b = (looking.tensor_of(file, item, own) for item in (one, other))
     check_alike(a, b)
@@ -209,10 +242,33 @@ def swap(file: Contents, one: TensorLike, other: TensorLike, graph: GraphLike) -
     plan.apply("a swap")
 
 
+@checked
 def bypass(
-    file: Contents, op: OpLike, read: TensorLike | None, graph: GraphLike
+    file: Contents,
+    op: OpLike,
+    read: TensorLike | None = None,
+    *,
+    graph: GraphLike = None,
 ) -> None:
-    """Let the readers of an op's result read its input; see `LiteFile.bypass`."""
+    """Leave out an op: the readers of its result read its input.
+
+    Args:
+        op: the op, or the name of the tensor that it makes.
+        read: the input to read; the only one that is no constant if None.
+
+    Raises:
+        TFLiteError: input and result differ in type, shape or quantization, or it
+            makes several. Nothing has changed.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.bypass("a")
+        >>> m.find()
+        (<LiteOp EXP -> 'b'>,)
+    """
     own = looking.graph_of(file, graph)
     passed = looking.op_of(file, op, own)
     if len(passed.outputs) != 1:
@@ -239,24 +295,65 @@ def bypass(
     plan.apply("a bypass")
 
 
-def remove(file: Contents, ops: OpsLike, graph: GraphLike) -> None:
-    """Leave out ops whose results nothing reads; see `LiteFile.remove`."""
+@checked
+def remove(file: Contents, ops: OpsLike, *, graph: GraphLike = None) -> None:
+    """Leave out ops whose results nothing else reads.
+
+    Raises:
+        TFLiteError: something reads them. Nothing has changed.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> y = m.add("NEG", [x], name="unread")
+        >>> m.remove("unread")
+        >>> m.find()
+        ()
+    """
     own = looking.graph_of(file, graph)
     plan = Plan(file, own)
     plan.put((), looking.ops_of(file, ops, own))
     plan.apply("removing ops")
 
 
+@checked
 def insert(
     file: Contents,
     tensor: TensorLike,
     by: Replacement,
-    consumers: OpsLike | None,
-    name: str | None,
-    options: Mapping[str, Any],
-    graph: GraphLike,
+    *,
+    consumers: OpsLike | None = None,
+    name: str | None = None,
+    graph: GraphLike = None,
+    **options: Any,
 ) -> LiteTensor:
-    """Put an op or a part between a tensor and its readers; see `LiteFile.insert`."""
+    """Put an op or a part between a tensor and its readers.
+
+    Args:
+        tensor: the tensor.
+        by: the kind of an op that reads it and makes its like; an op in no subgraph
+            that reads it; or a file, or a subgraph, that takes one tensor and gives
+            one.
+        consumers: the readers behind it; all, and the outputs, if None.
+        name: the name of the new tensor.
+        **options: the options of the kind.
+
+    Returns:
+        The tensor that they read now.
+
+    Raises:
+        TFLiteError: it differs from the old one in type, shape or quantization, or
+            metadata tie ops by their places. Nothing has changed.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("NEG", [x], name="a")])
+        >>> m.insert("a", "RELU")
+        <LiteTensor 'a/relu' float32 [4]>
+    """
     own = looking.graph_of(file, graph)
     before = looking.tensor_of(file, tensor, own)
     chosen = _readers(file, consumers, before, own)
@@ -305,15 +402,42 @@ def _free_name(graph: LiteGraph, name: str) -> str:
     return next(n for i in range(1, 1 << 30) if (n := f"{name}_{i}") not in taken)
 
 
+@checked
 def replace(
     file: Contents,
     ops: OpsLike,
     by: Replacement,
-    options: Mapping[str, Any],
-    inputs: TensorsLike | None,
-    graph: GraphLike,
+    *,
+    inputs: TensorsLike | None = None,
+    graph: GraphLike = None,
+    **options: Any,
 ) -> tuple[LiteOp, ...]:
-    """Replace ops by other ones or by a part; see `LiteFile.replace`."""
+    """Replace ops by other ones, or by a part of a file.
+
+    Args:
+        ops: the ops: objects, tensors that they make, places, a slice or a range.
+        by: the kind of the op that replaces each of them; an op in no subgraph that
+            replaces all; or a file, or a subgraph, whose inputs and outputs are put
+            in the place of theirs, in the order of `boundary`.
+        inputs: the tensors that a part takes, in the order of its inputs; those of
+            the boundary if None.
+        **options: the options of the kind.
+
+    Returns:
+        The new ops.
+
+    Raises:
+        TFLiteError: ends differ in number, type, shape or quantization, or metadata
+            tie ops by their places. Nothing has changed.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("RELU6", [x], name="y")])
+        >>> m.replace("y", "RELU")
+        (<LiteOp RELU -> 'y'>,)
+    """
     own = looking.graph_of(file, graph)
     chosen = looking.ops_of(file, ops, own)
     plan = Plan(file, own)
@@ -325,7 +449,7 @@ def replace(
         return (*new,)
     if options:
         raise TFLiteError("options are for a kind; ops and parts have their own")
-    taken, given = looking.boundary(chosen, own)
+    taken, given = looking.boundary_of(chosen, own)
     if inputs is not None:
         taken = looking.tensors_of(file, inputs, own)
     if isinstance(by, LiteOp):
@@ -402,14 +526,35 @@ def _incoming(
     return ops, [tensors[t] for t in other.outputs]
 
 
+@checked
 def expose(
-    file: Contents, tensors: TensorsLike | Mapping[str, TensorLike], graph: GraphLike
+    file: Contents,
+    tensors: TensorsLike | Mapping[str, TensorLike],
+    *,
+    graph: GraphLike = None,
 ) -> None:
-    """Let tensors be outputs, too; see `LiteFile.expose`."""
+    """Let tensors be outputs besides those that there are.
+
+    Args:
+        tensors: the tensors, their names, or a mapping from the name of each in
+            signatures.
+
+    Raises:
+        TFLiteError: a signature has an output of the name, or a tensor is a handle.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.expose("a")
+        >>> [t.name for t in m.graphs[0].outputs]
+        ['b', 'a']
+    """
     own = looking.graph_of(file, graph)
     named: dict[LiteTensor, str] = {}
     looking.check_uncalled(file, own, "another output")
-    signatures = [s for s in file.signatures.values() if s.graph is own]
+    signatures = looking.signatures_of(file, own)
     if isinstance(tensors, Mapping):
         for name, item in tensors.items():
             t = looking.tensor_of(file, item, own)
@@ -423,20 +568,9 @@ def expose(
     for t in named:
         if t.dtype in ("resource", "variant"):
             raise TFLiteError(f"{t!r} is a handle and cannot be an output")
-    new = {t: name for t, name in named.items() if t not in own.outputs}
-    for signature in signatures:
-        for t, name in new.items():
-            if signature.outputs.get(name, t) is not t:
-                raise TFLiteError(
-                    f"signature '{signature.key}' has an output '{name}' already; pass "
-                    "a mapping from names to tensors"
-                )
     state.check_places_are_free(file, "another output")
-    own.outputs = (*own.outputs, *new)
-    for signature in signatures:
-        signature.outputs.update((name, t) for t, name in new.items())
-    if new and own is file.graphs[0]:
-        leave_description_out(file)
+    new = [t for t in named if t not in own.outputs]
+    give_ends(file, own, "outputs", (*own.outputs, *new), named)
 
 
 def _check_can_be_named(

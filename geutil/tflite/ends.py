@@ -12,13 +12,17 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from geutil.errors import TFLiteError
-from geutil.tflite import looking
+from geutil.tflite import looking, state
+from geutil.tflite.arguments import checked
+from geutil.tflite.looking import GraphLike
 from geutil.tflite.parts import (
     Contents,
     LiteGraph,
     LiteOp,
+    LiteSignature,
     LiteTensor,
     Quantization,
 )
@@ -26,6 +30,8 @@ from geutil.tflite.steps import limits, one_step
 from geutil.tflite.versions import version_of
 
 Choices = Mapping[str, Sequence[str]]
+Types = str | Mapping[str, str] | None
+"""The type of all inputs or outputs that are quantized, or by name those of some."""
 CHOICES: Choices = {
     "int8": ("int8", "uint8", "int16", "float32"),
     "int16": ("int16", "int8", "float32"),
@@ -68,7 +74,6 @@ def set_types(
 
     Args:
         file: the file.
-        graph: the subgraph.
         ends: its ends, and the types that they are to have.
         choices: by the type that kernels have, the types that an end can have.
 
@@ -210,11 +215,10 @@ class _Ends:
         self._rename_in_signatures(end, new)
 
     def _rename_in_signatures(self, end: End, new: LiteTensor) -> None:
-        for signature in self._file.signatures.values():
+        for signature in looking.signatures_of(self._file, self._graph):
             ends = getattr(signature, f"{end.what}s")
             for key, tensor in ends.items():
-                mine = tensor is end.tensor and end.key in ("", key)
-                if mine and signature.graph is self._graph:
+                if tensor is end.tensor and end.key in ("", key):
                     ends[key] = new
 
     def _end(self, end: End, inner: LiteTensor) -> LiteTensor:
@@ -287,17 +291,63 @@ def steps_of_type(tensor: LiteTensor, dtype: str) -> Quantization | None:
 def set_end(
     file: Contents, graph: LiteGraph, tensor: LiteTensor, new: LiteTensor
 ) -> None:
-    """Let a tensor be an input or an output of a subgraph in the place of another one.
+    """Let a tensor be an input or output of a subgraph in the place of another one."""
+    for field in ("inputs", "outputs"):
+        move_ends(file, graph, field, {tensor: new})
 
-    Cost: linear in inputs and outputs.
+
+def move_ends(
+    file: Contents,
+    graph: LiteGraph,
+    field: str,
+    moves: Mapping[LiteTensor, LiteTensor],
+) -> None:
+    """Let ends of a subgraph, and those of its signatures, be other tensors."""
+    setattr(graph, field, tuple(moves.get(t, t) for t in getattr(graph, field)))
+    for signature in looking.signatures_of(file, graph):
+        named = getattr(signature, field)
+        named.update((name, moves[t]) for name, t in [*named.items()] if t in moves)
+
+
+def give_ends(
+    file: Contents,
+    graph: LiteGraph,
+    field: str,
+    tensors: Sequence[LiteTensor],
+    names: Mapping[LiteTensor, str] = MappingProxyType({}),
+) -> None:
+    """Let a subgraph have some inputs or outputs, and its signatures name these.
+
+    Args:
+        file: the file.
+        field: "inputs" or "outputs".
+        tensors: the ends; those that signatures name already keep their names.
+        names: the names of others; else they are called as the tensors.
+
+    Raises:
+        TFLiteError: a signature has an end of a name already.
     """
-    graph.inputs = tuple(new if t is tensor else t for t in graph.inputs)
-    graph.outputs = tuple(new if t is tensor else t for t in graph.outputs)
-    for signature in file.signatures.values():
-        for ends in (signature.inputs, signature.outputs):
-            for name, end in ends.items() if signature.graph is graph else ():
-                if end is tensor:
-                    ends[name] = new
+    named: list[tuple[LiteSignature, dict[str, LiteTensor]]] = []
+    for signature in looking.signatures_of(file, graph):
+        old = getattr(signature, field)
+        ends = {name: t for name, t in old.items() if t in tensors}
+        known = {*ends.values()}
+        for t in dict.fromkeys(t for t in tensors if t not in known):
+            name = names.get(t, t.name)
+            if not name or ends.setdefault(name, t) is not t:
+                because = (
+                    f"has an {field[:-1]} '{name}' already" if name else "names ends"
+                )
+                raise TFLiteError(
+                    f"signature '{signature.key}' {because}; pass a mapping from names "
+                    f"to tensors, or give {t!r} another name"
+                )
+        named.append((signature, ends))
+    if graph is file.graphs[0] and (*tensors,) != getattr(graph, field):
+        state.leave_description_out(file)
+    setattr(graph, field, (*tensors,))
+    for signature, ends in named:
+        setattr(signature, field, ends)
 
 
 def conversion(source: LiteTensor, made: LiteTensor) -> LiteOp:
@@ -308,7 +358,7 @@ def conversion(source: LiteTensor, made: LiteTensor) -> LiteOp:
     return op
 
 
-def ends_of(
+def _ends_of(
     file: Contents,
     graph: LiteGraph,
     what: str,
@@ -319,7 +369,6 @@ def ends_of(
 
     Args:
         file: the file.
-        graph: the subgraph.
         what: "input" or "output".
         types: the type of all that are quantized, or by name the types of some.
         steps: by name the steps of ends in float that are to become integers.
@@ -351,8 +400,53 @@ def _names_of(
     file: Contents, graph: LiteGraph, what: str
 ) -> dict[str, tuple[LiteTensor, str]]:
     """Return the ends of a subgraph by the names of a signature, or of tensors."""
-    for signature in file.signatures.values():
-        if signature.graph is graph:
-            ends = getattr(signature, f"{what}s")
-            return {name: (tensor, name) for name, tensor in ends.items()}
+    for signature in looking.signatures_of(file, graph):
+        ends = getattr(signature, f"{what}s")
+        return {name: (tensor, name) for name, tensor in ends.items()}
     return {t.name: (t, "") for t in getattr(graph, f"{what}s")}
+
+
+@checked
+def set_io_type(
+    file: Contents,
+    inputs: Types = None,
+    outputs: Types = None,
+    *,
+    steps: Mapping[str, Quantization] | None = None,
+    graph: GraphLike = None,
+) -> None:
+    """Set the types of inputs and outputs: "int8", "uint8", "int16" or "float32".
+
+    Kernels stay as they are: a QUANTIZE or DEQUANTIZE op at the end changes the
+    type, and one that is not needed any more goes.
+
+    Args:
+        inputs: the type of all inputs that are quantized, or by name those of some.
+            Names are those of the signature, if the subgraph has one.
+        outputs: the same of outputs.
+        steps: by name, the scales and zero points of ends that are float in the
+            file's kernels, and are to become integers.
+
+    Raises:
+        TFLiteError: there is no such end or type, or it cannot have that. The file
+            is as it was.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m, steps = tflite.LiteFile(), tflite.Quantization((0.5,))
+        >>> x = m.add_input("x", "int8", [4], quantization=steps)
+        >>> m.set_outputs([m.add("ABS", [x], name="y", quantization=steps)])
+        >>> m.set_io_type("float32", "uint8")
+        >>> [op.kind for op in m.ops], [t.dtype for t in m.graphs[0].outputs]
+        (['QUANTIZE', 'ABS', 'QUANTIZE'], ['uint8'])
+    """
+    found = looking.graph_of(file, graph)
+    known = dict(steps or {})
+    taken = _ends_of(file, found, "input", inputs, known)
+    given = _ends_of(file, found, "output", outputs, known)
+    idle = [*{*known} - {end.name for end in (*taken, *given)}]
+    if idle:
+        raise TFLiteError(
+            f"there are steps for {sorted(idle)}, whose types are not to change"
+        )
+    set_types(file, found, [*taken, *given])

@@ -6,51 +6,18 @@ edits run them on the ops that they make.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
 from geutil.errors import TFLiteError
 from geutil.tflite import state
+from geutil.tflite.kinds import KINDS, MANY, OTHER
 from geutil.tflite.parts import LiteOp, LiteTensor
-from geutil.tflite.schema import kind_number, option_names, option_number
+from geutil.tflite.schema import kind_number, option_fault
 from geutil.tflite.shapes import output_shapes, output_types
 from geutil.tflite.steps import BIASED, FIXED_SCALE, ONE_SCALE, STEPPED, one_step
-
-_HIGHEST: Mapping[str, int] = {
-    kind: version
-    for version, kinds in {
-        2: (
-            "COS DEPTH_TO_SPACE DIV EXP FAKE_QUANT FLOOR_MOD GREATER "
-            "L2_NORMALIZATION LEAKY_RELU LESS_EQUAL LOG LOG_SOFTMAX RANGE "
-            "REDUCE_PROD SELECT_V2 SIGN SIN SPACE_TO_DEPTH SQRT SQUARED_DIFFERENCE "
-            "SQUEEZE SUM WHERE"
-        ),
-        3: (
-            "ARG_MAX ARG_MIN AVERAGE_POOL_2D BIDIRECTIONAL_SEQUENCE_LSTM "
-            "BIDIRECTIONAL_SEQUENCE_RNN FLOOR_DIV GELU GREATER_EQUAL LESS LOGISTIC "
-            "MAX_POOL_2D MEAN MIRROR_PAD REDUCE_MAX REDUCE_MIN RELU RELU6 RNN RSQRT "
-            "SPARSE_TO_DENSE SPLIT_V TANH TILE TOPK_V2 UNIDIRECTIONAL_SEQUENCE_RNN"
-        ),
-        4: (
-            "BATCH_MATMUL BATCH_TO_SPACE_ND BROADCAST_TO LSTM MAXIMUM MINIMUM "
-            "NOT_EQUAL RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR REVERSE_V2 SELECT "
-            "SOFTMAX SPACE_TO_BATCH_ND SVDF UNIDIRECTIONAL_SEQUENCE_LSTM"
-        ),
-        5: "ABS EMBEDDING_LOOKUP EQUAL FILL PACK SPLIT SUB TRANSPOSE_CONV",
-        6: "ADD DYNAMIC_UPDATE_SLICE GATHER_ND PAD PADV2 QUANTIZE UNPACK",
-        7: "CONCATENATION DEPTHWISE_CONV_2D",
-        8: "CONV_2D GATHER MUL SLICE STRIDED_SLICE",
-        9: "CAST DEQUANTIZE TRANSPOSE",
-        14: "FULLY_CONNECTED",
-    }.items()
-    for kind in kinds.split()
-}
-"""The highest version of a kernel, where it is not 1.
-
-Measured: ops of each version given to the interpreter of ai-edge-litert 2.3.0, which
-refuses those that it lacks.
-"""
 
 
 def _kind(op: LiteOp) -> Iterator[str]:
@@ -59,71 +26,69 @@ def _kind(op: LiteOp) -> Iterator[str]:
     try:
         kind_number(op.kind)
     except KeyError:
-        yield "TFLite has no such kind"
+        yield "TFLite has no such kind; an op of your own needs custom_options"
         return
-    highest = _HIGHEST.get(op.kind, 1)
+    highest = KINDS.get(op.kind, OTHER).version
     if not 1 <= op.version <= highest:
         yield f"its version is {op.version}, and the runtime has {highest}"
-    known = {*option_names(op.table).values()} if op.table else set()
-    for option, value in op.options.items():
-        if option not in known:
-            yield f"has no option '{option}'"
-            continue
-        try:
-            option_number(option, value)
-        except KeyError:
-            yield f"'{value}' is no value of its option '{option}'"
-
-
-_COUNTS: Mapping[str, tuple[int, int]] = {
-    kind: counts
-    for counts, kinds in {
-        (1, 1): (
-            "ABS AVERAGE_POOL_2D CAST CEIL COMPLEX_ABS COS DENSIFY DEPTH_TO_SPACE "
-            "DEQUANTIZE ELU EXP FAKE_QUANT FLOOR GELU HARD_SWISH IMAG "
-            "L2_NORMALIZATION L2_POOL_2D LEAKY_RELU LOCAL_RESPONSE_NORMALIZATION "
-            "LOG LOGICAL_NOT LOGISTIC LOG_SOFTMAX MAX_POOL_2D NEG QUANTIZE RANK "
-            "READ_VARIABLE REAL RELU RELU6 RELU_0_TO_1 RELU_N1_TO_1 ROUND RSQRT "
-            "SHAPE SIGN SIN SOFTMAX SPACE_TO_DEPTH SQRT SQUARE SQUEEZE TANH "
-            "UNIQUE UNPACK WHERE ZEROS_LIKE"
-        ),
-        (1, 2): "RESHAPE",
-        (2, 2): (
-            "ADD ARG_MAX ARG_MIN ASSIGN_VARIABLE ATAN2 BATCH_MATMUL BROADCAST_TO "
-            "CUMSUM DIV EQUAL EXPAND_DIMS FILL FLOOR_DIV FLOOR_MOD GATHER "
-            "GATHER_ND GREATER GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND "
-            "LOGICAL_OR MAXIMUM MEAN MINIMUM MIRROR_PAD MUL NOT_EQUAL PAD POW "
-            "PRELU REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD "
-            "RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR REVERSE_SEQUENCE REVERSE_V2 "
-            "SEGMENT_SUM SPLIT SQUARED_DIFFERENCE SUB SUM TILE TOPK_V2 TRANSPOSE"
-        ),
-        (2, 3): "CONV_2D CONV_3D DEPTHWISE_CONV_2D FULLY_CONNECTED",
-        (3, 3): (
-            "BATCH_TO_SPACE_ND DYNAMIC_UPDATE_SLICE PADV2 RANGE SCATTER_ND SELECT "
-            "SELECT_V2 SLICE SPACE_TO_BATCH_ND SPLIT_V"
-        ),
-        (3, 4): "TRANSPOSE_CONV",
-        (4, 4): "ONE_HOT SPARSE_TO_DENSE STRIDED_SLICE",
-    }.items()
-    for kind in kinds.split()
-}
-"""How many tensors kernels take at least and at most; `Prepare` of each counts them."""
+    faults = (option_fault(op.table, *option) for option in op.options.items())
+    yield from filter(None, faults)
 
 
 def _count(op: LiteOp) -> Iterator[str]:
-    least, most = _COUNTS.get(op.kind, (0, len(op.inputs)))
-    if not op.is_custom and not least <= len(op.inputs) <= most:
-        takes = f"{least}" if least == most else f"{least} to {most}"
-        yield f"reads {len(op.inputs)} tensors, and its kernel takes {takes}"
+    kind, count = KINDS.get(op.kind, OTHER), len(op.inputs)
+    if op.is_custom or kind.most is None:
+        return
+    if not kind.least <= count <= kind.most:
+        takes = (
+            f"{kind.least}"
+            if kind.least == kind.most
+            else f"{kind.least} to {kind.most}"
+        )
+        yield f"reads {count} tensors, and its kernel takes {takes}"
+    needed = count if kind.most == MANY else kind.least
+    for place in (i for i, t in enumerate(op.inputs[:needed]) if t is None):
+        yield f"leaves out input {place}, which its kernel needs"
+    if op.kind in ("IF", "WHILE"):
+        yield from _calls(op)
+
+
+def _calls(op: LiteOp) -> Iterator[str]:
+    """Yield the ends of called subgraphs that do not fit the tensors of an op."""
+    handed = op.inputs[1:] if op.kind == "IF" else op.inputs
+    condition = op.inputs[0] if op.kind == "IF" else None
+    if condition is not None and condition.dtype != "bool":
+        yield f"goes by {condition!r}, which is no bool"
+    for place, graph in enumerate(op.subgraphs):
+        ends = [(handed, graph.inputs, "inputs")]
+        # The condition of a loop gives a truth value, and not the tensors of the loop.
+        if op.kind == "IF" or place:
+            ends.append((op.outputs, graph.outputs, "outputs"))
+        for own, its, word in ends:
+            types = [[t.dtype for t in tensors if t] for tensors in (own, its)]
+            if types[0] != types[1]:
+                yield f"has {types[0]} for the {word} {types[1]} of {graph!r}"
 
 
 def _types(op: LiteOp) -> Iterator[str]:
     for t, dtype in zip(op.outputs, output_types(op), strict=False):
         if dtype is not None and t.dtype != dtype:
             yield f"makes {dtype}, and {t!r} is {t.dtype}"
-    if op.kind in _COUNTS and op.kind not in state.TAKE_HANDLES:
+    kind = KINDS.get(op.kind, OTHER)
+    if op.is_custom or kind.data >= len(op.inputs):
+        return
+    data = op.inputs[kind.data]
+    if data is not None and kind.types and data.dtype not in kind.types:
+        yield (
+            f"its kernel computes in {', '.join(kind.types)}, and {data!r} is "
+            f"{data.dtype}; put a CAST, QUANTIZE or DEQUANTIZE before it"
+        )
+    for one in op.inputs[kind.data :] if kind.is_alike else ():
+        if one is not None and data is not None and one.dtype != data.dtype:
+            yield f"reads {data!r} and {one!r}, and its kernel takes one type"
+    if kind.most is not None and op.kind not in state.TAKE_HANDLES:
         for t in op.reads:
-            if t.dtype in ("resource", "variant"):
+            if t.dtype in ("resource", "variant") and not op.subgraphs:
                 yield f"cannot read {t!r}, which is a handle"
 
 
@@ -151,13 +116,28 @@ by 2.4e-7."""
 
 def _bias(op: LiteOp) -> Iterator[str]:
     places = BIASED.get(op.kind)
-    if op.is_custom or places is None or places[2] >= len(op.inputs):
+    if op.is_custom or places is None or places[1] >= len(op.inputs):
         return
-    x, weights, bias = (op.inputs[place] for place in places)
-    steps = [t.quantization if t else None for t in (x, weights, bias)]
-    if bias is None or bias.dtype not in ("int32", "int64"):
+    x, weights, bias = (*op.inputs, None)[places[0]], op.inputs[places[1]], None
+    if places[2] < len(op.inputs):
+        bias = op.inputs[places[2]]
+    if x is None or weights is None:
         return
-    if any(s is None or s.block for s in steps):
+    for t in (x, weights, *op.outputs) if x.dtype in _NARROW else ():
+        if t.dtype in _NARROW and t.quantization is None:
+            yield f"computes in integers, and {t!r} has no steps"
+    if bias is None:
+        return
+    wide = ("int32",) if x.dtype in _NARROW else ("float32",)
+    if bias.dtype not in (("int32", "int64") if x.dtype == "int16" else wide):
+        yield f"its bias {bias!r} is {bias.dtype}, and is {wide[0]} for {x.dtype}"
+        return
+    last = op.kind.startswith(("DEPTHWISE", "CONV_3D"))
+    channels = (weights.sizes or (0,))[-1 if last else 0]
+    if math.prod(bias.sizes) != channels:
+        yield f"its bias {bias!r} has {math.prod(bias.sizes)} values for {channels}"
+    steps = [t.quantization for t in (x, weights, bias)]
+    if wide == ("float32",) or any(s is None or s.block for s in steps):
         return
     of_x, of_weights, of_bias = (np.asarray(s.scales) for s in steps if s)
     if of_x.size != 1 or of_bias.size not in (1, of_weights.size):
@@ -167,6 +147,9 @@ def _bias(op: LiteOp) -> Iterator[str]:
         product = (of_x * of_weights).flat[0]
         fault = f"its bias has the scale {of_bias.flat[0]:.6g}, input and weights"
         yield f"{fault} {product:.6g}"
+
+
+_NARROW = ("int8", "int16", "uint8")
 
 
 def _scales(op: LiteOp) -> Iterator[str]:

@@ -7,16 +7,16 @@ Variables of the two files stay apart: names that both use are changed in one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
-from geutil.errors import ArgumentTypeError, TFLiteError
+from geutil.errors import TFLiteError
 from geutil.tflite import looking, resizing, state
+from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import (
     DEFAULT_SIGNATURE,
     Part,
     assembled,
-    leave_description_out,
 )
 from geutil.tflite.edit import Plan
 from geutil.tflite.ends import conversion
@@ -42,8 +42,41 @@ _REQUANTIZED = {
 """The types that the kernel of QUANTIZE makes of integers: kernels/quantize.cc."""
 
 
-def append(file: F, other: F, connect: Pairs, graph: GraphLike) -> None:
-    """Put a file behind another; see `LiteFile.append`."""
+@checked
+def append(
+    file: F,
+    other: F,
+    connect: Mapping[str, str] | None = None,
+    *,
+    graph: GraphLike = None,
+) -> None:
+    """Put the main subgraph of another file behind: its inputs are outputs of this.
+
+    Where types or steps differ, a QUANTIZE or DEQUANTIZE op stands between. Outputs
+    that are not connected stay; so do the other file's inputs. Variables that have
+    the same name in both files stay apart. The other file is not changed.
+
+    Args:
+        other: the other file.
+        connect: by the names of its inputs, the names of outputs of this file, or
+            of inputs that both are given. If None, those of the same name, or the
+            only one and the only one.
+
+    Raises:
+        TFLiteError: it is not clear which ends belong together, or shapes or types
+            do not fit. The file is as it was.
+
+    Cost: linear in both; weights are not copied.
+
+    Example:
+        >>> from geutil import tflite
+        >>> first, second = tflite.LiteFile(), tflite.LiteFile()
+        >>> for m, kind in ((first, "EXP"), (second, "NEG")):
+        ...     m.set_outputs([m.add(kind, [m.add_input("x", "float32", [2])])])
+        >>> first.append(second)
+        >>> [op.kind for op in first.graphs[0].ops]
+        ['EXP', 'NEG']
+    """
     own = looking.graph_of(file, graph)
     part = _Incoming(file, own, other)
     # The joined file takes an input of both files once.
@@ -64,15 +97,41 @@ def append(file: F, other: F, connect: Pairs, graph: GraphLike) -> None:
     plan.apply("an append")
     own.inputs = (*own.inputs, *free)
     part.settle()
-    for signature in _signatures(file, own):
+    for signature in looking.signatures_of(file, own):
         for name in [n for n, t in signature.outputs.items() if t in gone]:
             del signature.outputs[name]
         part.name_ends(signature, "inputs", free)
         part.name_ends(signature, "outputs", results, part.graph.outputs)
 
 
-def prepend(file: F, other: F, connect: Pairs, graph: GraphLike) -> None:
-    """Put a file before another; see `LiteFile.prepend`."""
+@checked
+def prepend(
+    file: F,
+    other: F,
+    connect: Mapping[str, str] | None = None,
+    *,
+    graph: GraphLike = None,
+) -> None:
+    """Put the main subgraph of another file before: its outputs are inputs of this.
+
+    Args:
+        other: the other file; see `append`.
+        connect: by the names of its outputs, the names of inputs of this file.
+
+    Raises:
+        TFLiteError: see `append`.
+
+    Cost: linear in both; weights are not copied.
+
+    Example:
+        >>> from geutil import tflite
+        >>> first, second = tflite.LiteFile(), tflite.LiteFile()
+        >>> for m, kind in ((first, "EXP"), (second, "NEG")):
+        ...     m.set_outputs([m.add(kind, [m.add_input("x", "float32", [2])])])
+        >>> first.prepend(second)
+        >>> [op.kind for op in first.graphs[0].ops]
+        ['NEG', 'EXP']
+    """
     own = looking.graph_of(file, graph)
     part = _Incoming(file, own, other)
     pairs = _pairs(part, connect, part.graph.outputs, own.inputs, ("output", "input"))
@@ -96,15 +155,37 @@ def prepend(file: F, other: F, connect: Pairs, graph: GraphLike) -> None:
     own.inputs = (*before, *given, *kept[len(before) :])
     own.drop_tensors([t for t in made if not (t.readers or t in own.outputs)])
     part.settle()
-    for signature in _signatures(file, own):
+    for signature in looking.signatures_of(file, own):
         for name in [n for n, t in signature.inputs.items() if t in made]:
             del signature.inputs[name]
         part.name_ends(signature, "inputs", given)
         part.name_ends(signature, "outputs", left)
 
 
-def splice(file: F, other: F, at: TensorsLike, graph: GraphLike) -> None:
-    """Put a file between tensors and their readers; see `LiteFile.splice`."""
+@checked
+def splice(file: F, other: F, at: TensorsLike, *, graph: GraphLike = None) -> None:
+    """Put the main subgraph of another file between tensors and their readers.
+
+    Args:
+        other: the other file, which takes and gives as many tensors; see `append`.
+        at: the tensor, or tensors. Their readers, and the outputs that they are,
+            get the outputs of the other file.
+
+    Raises:
+        TFLiteError: see `append`.
+
+    Cost: linear in both; weights are not copied.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m, part = tflite.LiteFile(), tflite.LiteFile()
+        >>> for one, kind in ((m, "EXP"), (part, "ABS")):
+        ...     x = one.add_input("x", "float32", [2])
+        ...     one.set_outputs([one.add(kind, [x])])
+        >>> m.splice(part, at="x")
+        >>> [op.kind for op in m.graphs[0].ops]
+        ['ABS', 'EXP']
+    """
     own = looking.graph_of(file, graph)
     tensors = looking.tensors_of(file, at, own)
     part = _Incoming(file, own, other)
@@ -153,9 +234,8 @@ class _Incoming:
         replaced: dict[LiteTensor, LiteTensor] = {}
         for theirs, ours in pairs.items():
             if not _fits(ours, theirs):
-                resizing.set_input_shape(
-                    self.copy, self.graph, theirs, ours.shape or (), None
-                )
+                shape = ours.shape or ()
+                resizing.set_input_shape(self.copy, theirs, shape, graph=self.graph)
         for theirs, ours in pairs.items():
             op = bridge(ours, theirs)
             if op is None:
@@ -205,7 +285,7 @@ class _Incoming:
             own.add_tensor(tensor)
         self.file.graphs += self.copy.graphs[1:]
         self.file.unknown = self.file.unknown or self.copy.unknown
-        leave_description_out(self.file)
+        state.leave_description_out(self.file)
 
     def name_ends(
         self,
@@ -223,14 +303,9 @@ class _Incoming:
 
     def named(self, field: str) -> dict[str, LiteTensor]:
         """Return inputs or outputs by their names in a signature, or their own."""
-        for signature in self.copy.signatures.values():
-            if signature.graph is self.graph:
-                return dict(getattr(signature, field))
+        for signature in looking.signatures_of(self.copy, self.graph):
+            return dict(getattr(signature, field))
         return {t.name: t for t in getattr(self.graph, field)}
-
-
-def _signatures(file: Contents, graph: LiteGraph) -> Iterator[LiteSignature]:
-    return (s for s in file.signatures.values() if s.graph is graph)
 
 
 def _free(name: str, taken: Iterable[str]) -> str:
@@ -361,12 +436,6 @@ def copied(file: F, other: F, *, every: bool = False) -> F:
         every: whether all of its subgraphs are copied; else the main one, and those
             that it calls.
     """
-    if not isinstance(other, Contents):
-        raise ArgumentTypeError(
-            f"a file is joined to a LiteFile, not to a {type(other).__name__}; open it "
-            "with geutil.tflite.open, and convert a function by geutil.model.open(...)"
-            '.save(path, "tflite")'
-        )
     state.check_places_are_free(other, "a join")
     state.check_places_are_free(file, "a join")
     if getattr(other.record, "externalBuffers", None):
@@ -375,7 +444,7 @@ def copied(file: F, other: F, *, every: bool = False) -> F:
         )
     main = looking.graph_of(other)
     parts = [
-        Part.whole(graph, [s for s in other.signatures.values() if s.graph is graph])
+        Part.whole(graph, looking.signatures_of(other, graph))
         for graph in (other.graphs if every else [main])
     ]
     copy = assembled(other, parts)
@@ -413,8 +482,30 @@ def _resource(op: LiteOp) -> tuple[object, ...]:
     return op.kind, op.options.get("container"), op.options.get(_NAME[op.kind])
 
 
+@checked
 def merge(file: F, others: Mapping[str, F]) -> None:
-    """Put files beside another in one file; see `LiteFile.merge`."""
+    """Put other files beside this one: one file, a signature for each.
+
+    Equal weights are stored once. Variables of different files stay apart.
+
+    Args:
+        others: the other files by the names of their signatures here; where one has
+            several, they are called `<name>_<its own name>`.
+
+    Raises:
+        TFLiteError: there is a signature of that name. The file is as it was.
+
+    Cost: linear in all of them, and in their weights, which are compared.
+
+    Example:
+        >>> from geutil import tflite
+        >>> first, second = tflite.LiteFile(), tflite.LiteFile()
+        >>> for m, kind in ((first, "EXP"), (second, "NEG")):
+        ...     m.set_outputs([m.add(kind, [m.add_input("x", "float32", [2])])])
+        >>> first.merge({"negative": second})
+        >>> first
+        LiteFile(['serving_default', 'negative'], 2 subgraph(s), 2 ops)
+    """
     if not others:
         raise TFLiteError("no file to merge is passed")
     state.check_places_are_free(file, "a merge")
@@ -442,7 +533,7 @@ def merge(file: F, others: Mapping[str, F]) -> None:
     file.graphs += graphs
     file.signatures.update(added)
     file.unknown = unknown
-    leave_description_out(file)
+    state.leave_description_out(file)
     share_buffers(file)
 
 

@@ -7,8 +7,15 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from geutil.errors import ArgumentTypeError, TFLiteError
-from geutil.tflite.parts import Contents, LiteGraph, LiteOp, LiteTensor
+from geutil.errors import TFLiteError
+from geutil.tflite.arguments import checked
+from geutil.tflite.parts import (
+    Contents,
+    LiteGraph,
+    LiteOp,
+    LiteSignature,
+    LiteTensor,
+)
 from geutil.tflite.state import keeps_order
 
 T = TypeVar("T")
@@ -66,10 +73,6 @@ def tensor_of(file: Contents, item: TensorLike, graph: LiteGraph) -> LiteTensor:
         if not graph.has_tensor(item):
             raise TFLiteError(f"{item!r} is no tensor of {graph!r}")
         return item
-    if not isinstance(item, str):
-        raise ArgumentTypeError(
-            f"expected a LiteTensor or the name of one, got a {type(item).__name__}"
-        )
     tensors = graph.tensors
     found = [t for t in tensors if t.name == item]
     if not found:
@@ -90,20 +93,19 @@ def tensors_of(
 ) -> list[LiteTensor]:
     """Return one or several tensors of a subgraph, each once."""
     several = [items] if isinstance(items, LiteTensor | str) else items
-    if not isinstance(several, Iterable):
-        raise ArgumentTypeError(
-            "expected LiteTensors or their names, one or several, got a "
-            f"{type(items).__name__}"
-        )
     return [*dict.fromkeys(tensor_of(file, item, graph) for item in several)]
+
+
+def signatures_of(file: Contents, graph: LiteGraph) -> list[LiteSignature]:
+    """Return the signatures of a subgraph."""
+    return [s for s in file.signatures.values() if s.graph is graph]
 
 
 def ends(file: Contents, graph: LiteGraph) -> Iterator[tuple[str, LiteTensor]]:
     """Yield the names that signatures have for the ends of a subgraph."""
-    for signature in file.signatures.values():
-        if signature.graph is graph:
-            yield from signature.inputs.items()
-            yield from signature.outputs.items()
+    for signature in signatures_of(file, graph):
+        yield from signature.inputs.items()
+        yield from signature.outputs.items()
 
 
 def op_of(file: Contents, item: OpLike, graph: LiteGraph) -> LiteOp:
@@ -137,43 +139,78 @@ def ops_of(file: Contents, items: OpsLike, graph: LiteGraph) -> list[LiteOp]:
     return [op for op in graph.ops if op in chosen]
 
 
+@checked
 def find(
-    graphs: Iterable[LiteGraph],
-    kind: str | Iterable[str] | None,
-    name: str | None,
-    regex: Regex | None,
-    where: Callable[[LiteOp], Any] | None,
+    file: Contents,
+    kind: str | Iterable[str] | None = None,
+    *,
+    name: str | None = None,
+    regex: str | re.Pattern[str] | None = None,
+    where: Callable[[LiteOp], Any] | None = None,
+    graph: GraphLike = None,
 ) -> tuple[LiteOp, ...]:
-    """Return the ops for which all that is given holds; see `LiteFile.find`."""
+    """Return the ops for which all that is given holds, in their order.
+
+    Args:
+        kind: their kind, or several kinds.
+        name: the name of a tensor that they make.
+        regex: a regular expression that is searched in these names.
+        where: a predicate.
+        graph: a subgraph, as in `add_input`; all if None.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> y = m.add("NEG", [m.add("NEG", [x], name="a/neg")], name="b/neg")
+        >>> m.find("NEG", regex="^b/")
+        (<LiteOp NEG -> 'b/neg'>,)
+    """
     kinds = {kind} if isinstance(kind, str) else None if kind is None else {*kind}
     named = _name_test(name, regex)
     return tuple(
         op
-        for graph in graphs
-        for op in graph.ops
+        for own in _chosen(file, graph)
+        for op in own.ops
         if (kinds is None or op.kind in kinds)
         and (named is None or any(named(t.name) for t in op.outputs))
         and (where is None or where(op))
     )
 
 
+@checked
 def find_tensors(
-    graphs: Iterable[LiteGraph],
-    name: str | None,
-    regex: Regex | None,
-    dtype: str | None,
-    where: Callable[[LiteTensor], Any] | None,
+    file: Contents,
+    *,
+    name: str | None = None,
+    regex: str | re.Pattern[str] | None = None,
+    dtype: str | None = None,
+    where: Callable[[LiteTensor], Any] | None = None,
+    graph: GraphLike = None,
 ) -> tuple[LiteTensor, ...]:
-    """Return the tensors for which all holds; see `LiteFile.find_tensors`."""
+    """Return the tensors for which all that is given holds, as `find` does.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.find_tensors(regex="^[ab]$", where=lambda t: t.readers)
+        (<LiteTensor 'a' float32 [4]>,)
+    """
     named = _name_test(name, regex)
     return tuple(
         t
-        for graph in graphs
-        for t in graph.tensors
+        for own in _chosen(file, graph)
+        for t in own.tensors
         if (named is None or named(t.name))
         and (dtype is None or t.dtype == dtype)
         and (where is None or where(t))
     )
+
+
+def _chosen(file: Contents, graph: GraphLike) -> Sequence[LiteGraph]:
+    return file.graphs if graph is None else [graph_of(file, graph)]
 
 
 def _name_test(name: str | None, regex: Regex | None) -> Callable[[str], bool] | None:
@@ -227,7 +264,7 @@ def ahead(
     )
 
 
-def boundary(
+def boundary_of(
     ops: Sequence[LiteOp], graph: LiteGraph
 ) -> tuple[list[LiteTensor], list[LiteTensor]]:
     """Return the tensors that ops read from outside and those that they give.
@@ -262,10 +299,7 @@ def is_constant(tensor: LiteTensor, graph: LiteGraph) -> bool:
 
 
 def constant_ops(graph: LiteGraph) -> set[LiteOp]:
-    """Return the ops that compute from constants alone, as DEQUANTIZE of weights.
-
-    Cost: linear in ops and edges.
-    """
+    """Return the ops that compute from constants alone, as DEQUANTIZE of weights."""
     given = {*graph.inputs}
     constant: set[LiteOp] = set()
     for op in graph.ops:
@@ -285,3 +319,112 @@ def _near(name: str, names: Iterable[str]) -> str:
     if not alike:
         return "m.find_tensors(regex=...) looks for names"
     return f"near it are {', '.join(map(repr, alike))}"
+
+
+@checked
+def tensor(file: Contents, name: TensorLike, *, graph: GraphLike = None) -> LiteTensor:
+    """Return a tensor of a subgraph by its name, or the one that a signature has.
+
+    Raises:
+        TFLiteError: there is none, or there are several; the message lists names
+            that are near.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> _ = m.add_input("x", "float32", [4])
+        >>> m.tensor("x")
+        <LiteTensor 'x' float32 [4]>
+    """
+    return tensor_of(file, name, graph_of(file, graph))
+
+
+@checked
+def op(file: Contents, op: OpLike, *, graph: GraphLike = None) -> LiteOp:
+    """Return the op that makes the tensor of a name, or that has a place.
+
+    Raises:
+        TFLiteError: there is none.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.op("a"), m.op(1)
+        (<LiteOp NEG -> 'a'>, <LiteOp EXP -> 'b'>)
+    """
+    return op_of(file, op, graph_of(file, graph))
+
+
+@checked
+def ancestors(
+    file: Contents,
+    tensors: TensorsLike,
+    *,
+    stop_at: TensorsLike = (),
+    graph: GraphLike = None,
+) -> tuple[LiteOp, ...]:
+    """Return the ops that tensors are computed by, in the order in which they run.
+
+    Args:
+        tensors: one or several tensors, or their names.
+        stop_at: tensors that the walk does not go behind.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> y = m.add("EXP", [m.add("NEG", [x], name="a")], name="b")
+        >>> [op.kind for op in m.ancestors("b", stop_at="a")]
+        ['EXP']
+    """
+    own = graph_of(file, graph)
+    found = {*behind(*(tensors_of(file, some, own) for some in (tensors, stop_at)))}
+    return tuple(op for op in own.ops if op in found)
+
+
+@checked
+def descendants(
+    file: Contents,
+    tensors: TensorsLike,
+    *,
+    stop_at: TensorsLike = (),
+    graph: GraphLike = None,
+) -> tuple[LiteOp, ...]:
+    """Return the ops that depend on tensors, as `ancestors` does.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.descendants("a")
+        (<LiteOp EXP -> 'b'>,)
+    """
+    own = graph_of(file, graph)
+    found = {*ahead(*(tensors_of(file, some, own) for some in (tensors, stop_at)))}
+    return tuple(op for op in own.ops if op in found)
+
+
+@checked
+def boundary(
+    file: Contents, ops: OpsLike, *, graph: GraphLike = None
+) -> tuple[list[LiteTensor], list[LiteTensor]]:
+    """Return the tensors that ops read from outside, and those that they give.
+
+    Constants and variables are not among them.
+
+    Args:
+        ops: ops, tensors that they make, places, a slice or a range of these.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.boundary("a")
+        ([<LiteTensor 'x' float32 [4]>], [<LiteTensor 'a' float32 [4]>])
+    """
+    own = graph_of(file, graph)
+    return boundary_of(ops_of(file, ops, own), own)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from geutil.errors import TFLiteError
 from geutil.tflite import looking
+from geutil.tflite.arguments import checked
+from geutil.tflite.ends import give_ends
 from geutil.tflite.looking import GraphLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     Contents,
@@ -19,15 +20,24 @@ from geutil.tflite.parts import (
     LiteTensor,
     Quantization,
 )
-from geutil.tflite.schema import DTYPES, kind_number, option_names, type_numbers
+from geutil.tflite.schema import DTYPES, kind_number, option_fault, type_numbers
 from geutil.tflite.shapes import output_shapes, output_types
+from geutil.tflite.steps import faults_of_steps
 from geutil.tflite.versions import version_of
 
 Shape = Sequence[int | None]
 
 
+@checked
 def add_graph(file: Contents, name: str) -> LiteGraph:
-    """Add an empty subgraph to a file; return it."""
+    """Add an empty subgraph, such as a branch or the body of a loop; return it.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> m.add_graph("body")
+        <LiteGraph 'body', 0 ops>
+    """
     graph = LiteGraph(name)
     file.graphs.append(graph)
     return graph
@@ -40,31 +50,70 @@ def _open_graph(file: Contents, graph: GraphLike) -> LiteGraph:
     return looking.graph_of(file, graph)
 
 
+@checked
 def add_input(
     file: Contents,
     name: str,
     dtype: str,
-    shape: Shape | None,
-    quantization: Quantization | None,
-    graph: GraphLike,
+    shape: Sequence[int | None] | None,
+    *,
+    quantization: Quantization | None = None,
+    graph: GraphLike = None,
 ) -> LiteTensor:
-    """Add an input to a subgraph; see `LiteFile.add_input`."""
+    """Add an input to a subgraph; return its tensor.
+
+    Args:
+        name: its name.
+        dtype: the name of its type, such as "float32".
+        shape: its size in each dimension, None where it is free.
+        quantization: what its integers stand for.
+        graph: the subgraph, or its name or place; the main one, which is begun in
+            an empty file, if None.
+
+    Raises:
+        TFLiteError: there is no such type or subgraph.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> m.add_input("x", "float32", [None, 4])
+        <LiteTensor 'x' float32 [?, 4]>
+    """
     check_dtype(dtype)
     own = _open_graph(file, graph)
-    tensor = own.add_tensor(LiteTensor(name, dtype, shape, quantization))
-    own.inputs = (*own.inputs, tensor)
-    return tensor
+    tensor = LiteTensor(name, dtype, shape, quantization)
+    _check_steps(tensor)
+    give_ends(file, own, "inputs", (*own.inputs, tensor))
+    return own.add_tensor(tensor)
 
 
+@checked
 def add_constant(
     file: Contents,
     name: str,
     value: Any,
-    dtype: str | None,
-    quantization: Quantization | None,
-    graph: GraphLike,
+    *,
+    dtype: str | None = None,
+    quantization: Quantization | None = None,
+    graph: GraphLike = None,
 ) -> LiteTensor:
-    """Add a constant to a subgraph; see `LiteFile.add_constant`."""
+    """Add a constant to a subgraph; return its tensor.
+
+    Args:
+        name: its name.
+        value: an array, or numbers. Of a quantized constant, the integers.
+        dtype: the name of its type, such as "int4"; that of the array if None.
+        quantization: what its integers stand for.
+
+    Raises:
+        TFLiteError: TFLite has no such type.
+
+    Example:
+        >>> import numpy as np
+        >>> from geutil import tflite
+        >>> tflite.LiteFile().add_constant("w", np.ones([2, 3], np.float32))
+        <LiteTensor 'w' float32 [2, 3]>
+    """
     array = np.asarray(value)
     if dtype is None:
         names = {np.dtype(one): word for word, one in DTYPES.items()}
@@ -77,7 +126,14 @@ def add_constant(
     check_dtype(dtype)
     tensor = LiteTensor(name, dtype, array.shape, quantization)
     tensor.value = array
+    _check_steps(tensor)
     return _open_graph(file, graph).add_tensor(tensor)
+
+
+def _check_steps(tensor: LiteTensor) -> None:
+    steps = tensor.quantization
+    for fault in faults_of_steps(steps, tensor.dtype, tensor.sizes):
+        raise TFLiteError(f"{tensor!r} cannot have {steps}: it then {fault}")
 
 
 def check_dtype(dtype: str) -> None:
@@ -117,13 +173,9 @@ def new_op(
                 "it is an op of your own"
             ) from None
     op = LiteOp(kind, inputs, outputs, options, custom_options=custom_options)
-    known = [*option_names(op.table).values()] if op.table else []
-    for option in options:
-        if option not in known:
-            raise TFLiteError(
-                f"{kind} has no option '{option}'; "
-                + (f"its options are {known}" if known else "it has none")
-            )
+    for each in options.items():
+        if fault := option_fault(op.table, *each):
+            raise TFLiteError(f"{kind} {fault}")
     for option, meaning in _NEEDED.get(kind, {}).items():
         if option not in options:
             raise TFLiteError(
@@ -134,92 +186,151 @@ def new_op(
     return op
 
 
-@dataclass(frozen=True)
-class Made:
-    """The results of an op as far as they are given; the kind tells the rest.
-
-    Attributes:
-        name: the name of the tensor, or of each; None for the kind.
-        shape: its shape; None for that by the rule of the kind.
-        dtype: its type, likewise.
-        quantization: the meaning of its integers.
-        outputs: the tensors themselves, in the place of all others.
-    """
-
-    name: str | Sequence[str] | None
-    shape: Shape | None
-    dtype: str | None
-    quantization: Quantization | None
-    outputs: Sequence[LiteTensor] | None
-
-
+@checked
 def add(
     file: Contents,
     kind: str,
     inputs: TensorLike | Iterable[TensorLike | None],
-    made: Made,
-    options: Mapping[str, Any],
     *,
-    version: int | None,
-    custom_options: bytes | None,
-    at: int | None,
-    graph: GraphLike,
-) -> LiteTensor | tuple[LiteTensor, ...]:
-    """Add an op to a subgraph; see `LiteFile.add`."""
+    name: str | Sequence[str] | None = None,
+    shape: Sequence[int | None] | None = None,
+    dtype: str | None = None,
+    quantization: Quantization | None = None,
+    outputs: Sequence[LiteTensor] | None = None,
+    version: int | None = None,
+    custom_options: bytes | None = None,
+    at: int | None = None,
+    graph: GraphLike = None,
+    **options: Any,
+) -> Any:
+    """Add an op to a subgraph; return the tensor that it makes, or a tuple of them.
+
+    Args:
+        kind: its kind, such as "CONV_2D".
+        inputs: the tensors that it reads, or their names; None for those left out.
+            One tensor need not be in a list.
+        name: the name of the tensor that it makes, or of each of several; its kind
+            if None.
+        shape: the shape of the tensor; by the rule of the kind if None.
+        dtype: its type; by the rule of the kind, or of the first input, if None.
+        quantization: what its integers stand for.
+        outputs: new tensors that it makes, in the place of the four arguments
+            before: for results that differ in type or shape.
+        version: the version of its kernel; the oldest that computes it if None.
+        custom_options: of an op of your own, its options as its kernel reads them.
+        at: its place in the order; the end if None.
+        **options: its options by their names in the schema, such as
+            `stride_w=2`, `padding="SAME"`; those left out are 0.
+
+    Raises:
+        TFLiteError: TFLite has no such kind, the kind has no such option, an input
+            is not in the subgraph, or the kind has no rule for its shape.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [2, 4])
+        >>> m.add("ADD", [x, x], name="y", fused_activation_function="RELU")
+        <LiteTensor 'y' float32 [2, 4]>
+    """
     own = _open_graph(file, graph)
     listed_inputs = [inputs] if isinstance(inputs, LiteTensor | str) else inputs
     read = [t if t is None else looking.tensor_of(file, t, own) for t in listed_inputs]
-    outputs = made.outputs
-    if outputs is None:
-        names = made.name or kind.lower()
+    made = outputs
+    if made is None:
+        names = name or kind.lower()
         listed = [names] if isinstance(names, str) else names
-        outputs = [LiteTensor(name, "float32", ()) for name in listed]
-    op = new_op(kind, read, outputs, options, version, custom_options)
-    for t in outputs:
+        made = [LiteTensor(one, "float32", ()) for one in listed]
+    op = new_op(kind, read, made, options, version, custom_options)
+    for t in made:
         if own.has_tensor(t):
             raise TFLiteError(f"{t!r} is a tensor of {own!r} already")
-    if made.outputs is None:
-        _describe(op, made)
+    if outputs is None:
+        _describe(op, shape, dtype, quantization)
         # It can depend on the type of the result.
         op.version = version_of(op) if version is None else version
     own.add_op(op, at)
-    return outputs[0] if len(outputs) == 1 else tuple(outputs)
+    return made[0] if len(made) == 1 else tuple(made)
 
 
-def _describe(op: LiteOp, made: Made) -> None:
+def _describe(
+    op: LiteOp,
+    shape: Shape | None,
+    dtype: str | None,
+    quantization: Quantization | None,
+) -> None:
     """Let the tensors that an op makes have the types and shapes of its kind."""
-    if made.dtype is not None:
-        check_dtype(made.dtype)
+    if dtype is not None:
+        check_dtype(dtype)
     first = next((t for t in op.reads), None)
     types, shapes = output_types(op), output_shapes(op)
-    for t, dtype, shape in zip(op.outputs, types, shapes, strict=True):
-        found = made.dtype or dtype or (first and first.dtype)
+    for t, own, ruled in zip(op.outputs, types, shapes, strict=True):
+        found = dtype or own or (first and first.dtype)
         if not found:
-            raise TFLiteError(f"{op!r}: the type of '{t.name}' is open; pass dtype=")
+            raise TFLiteError(f"{op!r}: the type of {t.label} is open; pass dtype=")
         t.dtype = found
-        t.quantization = made.quantization
-        if made.shape is None and shape is None:
+        t.quantization = quantization
+        if shape is None and ruled is None:
             raise TFLiteError(
-                f"{op!r}: no rule of the kind {op.kind} tells the shape of '{t.name}'; "
+                f"{op!r}: no rule of the kind {op.kind} tells the shape of {t.label}; "
                 "pass shape="
             )
-        t.shape = shape if made.shape is None else made.shape
+        t.shape = ruled if shape is None else shape
+        _check_steps(t)
 
 
-def set_outputs(file: Contents, outputs: TensorsLike, graph: GraphLike) -> None:
-    """Let a subgraph give some tensors; see `LiteFile.set_outputs`."""
+@checked
+def set_outputs(
+    file: Contents, outputs: TensorsLike, *, graph: GraphLike = None
+) -> None:
+    """Let a subgraph give these tensors and no others; see `expose` to add some.
+
+    Signatures follow: outputs that stay keep their names, others have their tensors'.
+
+    Raises:
+        TFLiteError: there is no such tensor, or a signature has an output of its name.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.set_outputs("a")
+        >>> m.graphs[0].outputs
+        (<LiteTensor 'a' float32 [4]>,)
+    """
     own = _open_graph(file, graph)
-    own.outputs = tuple(looking.tensors_of(file, outputs, own))
+    give_ends(file, own, "outputs", looking.tensors_of(file, outputs, own))
 
 
+@checked
 def add_signature(
     file: Contents,
     key: str,
-    inputs: Mapping[str, TensorLike] | None,
-    outputs: Mapping[str, TensorLike] | None,
-    graph: GraphLike,
+    inputs: Mapping[str, TensorLike] | None = None,
+    outputs: Mapping[str, TensorLike] | None = None,
+    *,
+    graph: GraphLike = None,
 ) -> LiteSignature:
-    """Add a signature to a file; see `LiteFile.add_signature`."""
+    """Add a signature of a subgraph.
+
+    Args:
+        key: its name.
+        inputs: a name for each input; those of the tensors if None.
+        outputs: a name for each output; those of the tensors if None.
+
+    Raises:
+        TFLiteError: there is one of the name, or an end has no name, or two.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("NEG", [x], name="y")])
+        >>> _ = m.add_signature("negate", {"image": "x"})
+        >>> m
+        LiteFile(['negate'], 1 subgraph(s), 1 ops)
+    """
     own = looking.graph_of(file, graph)
     if key in file.signatures:
         raise TFLiteError(f"there is a signature '{key}' already")

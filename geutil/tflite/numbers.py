@@ -9,7 +9,6 @@ biases, whose scale is that of the input times that of the weights.
 from __future__ import annotations
 
 import difflib
-import math
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,8 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from geutil.errors import TFLiteError
+from geutil.errors import ArgumentTypeError, TFLiteError
+from geutil.tflite import looking
+from geutil.tflite.arguments import checked
 from geutil.tflite.dense import dense
+from geutil.tflite.looking import GraphLike, TensorLike
 from geutil.tflite.parts import (
     Array,
     Contents,
@@ -26,6 +28,7 @@ from geutil.tflite.parts import (
     LiteOp,
     LiteTensor,
     Quantization,
+    stored,
 )
 from geutil.tflite.schema import DTYPES, PACKED_BITS
 from geutil.tflite.steps import (
@@ -34,8 +37,8 @@ from geutil.tflite.steps import (
     ONE_SCALE,
     STEPPED,
     bias_steps,
+    faults_of_steps,
     integers_of,
-    limits,
     numbers_of,
 )
 
@@ -150,7 +153,7 @@ def numbers(tensor: LiteTensor) -> Array:
     """Return the numbers of a constant."""
     value = dense(tensor) if tensor.is_sparse else tensor.value
     if value is None:
-        raise TFLiteError(f"'{tensor.name}' has no values in the file")
+        raise TFLiteError(f"{tensor.label} has no values in the file")
     steps = tensor.quantization
     if steps is not None and np.issubdtype(value.dtype, np.integer):
         return numbers_of(value, steps)
@@ -159,49 +162,87 @@ def numbers(tensor: LiteTensor) -> Array:
 
 def _stored(tensor: LiteTensor, value: Array) -> tuple[Array, int]:
     """Return numbers as a tensor stores them, and how many were clipped."""
-    steps = tensor.quantization
-    is_float = tensor.dtype.startswith(("float", "complex"))
-    if not is_float and not np.isfinite(value).all():
-        raise TFLiteError(f"numbers for '{tensor.name}' are not all finite")
-    if is_float or tensor.dtype == "bool":
-        return value.astype(DTYPES[tensor.dtype]), 0
-    if steps is None:
-        low, high = limits(tensor.dtype)
-        if (np.round(value) != value).any() or value.min(initial=0) < low:
-            raise TFLiteError(
-                f"'{tensor.name}' holds {tensor.dtype} that stand for themselves, and "
-                "the value has numbers that these cannot be"
-            )
-        clipped = np.clip(value, low, high)
-        return clipped.astype(DTYPES.get(tensor.dtype, np.int8)), int(
-            (clipped != value).sum()
+    steps, kind = tensor.quantization, DTYPES.get(tensor.dtype, np.int8)
+    is_float = np.issubdtype(kind, np.inexact)
+    if value.dtype.kind not in "biufc":
+        raise ArgumentTypeError(
+            f"{tensor.label} holds {tensor.dtype}, not {value.dtype}; pass numbers"
         )
+    if not np.isfinite(value).all() and (
+        # Masks of attention are infinite; such a constant can be written back.
+        not is_float or np.isfinite(numbers(tensor)).all()
+    ):
+        raise TFLiteError(
+            f"numbers for {tensor.label} are not all finite; `LiteTensor.value` takes "
+            "such floats"
+        )
+    if np.issubdtype(kind, np.floating) and value.dtype.kind != "c":
+        # Else they would become infinite.
+        most = np.finfo(kind).max
+        lost = np.isfinite(value) & (np.abs(value) > most)
+        return np.where(lost, np.copysign(most, value), value).astype(kind), int(
+            lost.sum()
+        )
+    if steps is None or tensor.dtype == "bool" or is_float:
+        # They stand for themselves; others are refused, as none of them is near.
+        try:
+            stored(value, tensor.dtype)
+        except TFLiteError as error:
+            raise TFLiteError(
+                f"{tensor.label} holds {tensor.dtype}, which stand for themselves: "
+                f"{error}"
+            ) from None
+        return value, 0
     made, lost = integers_of(value, steps, tensor.dtype)
     return made, int(lost.sum())
 
 
-def set_quantization(file: Contents, tensor: LiteTensor, steps: Quantization) -> Stored:
-    """Let a tensor have other steps, and all that depends on them follow.
+@checked
+def set_quantization(
+    file: Contents,
+    tensor: TensorLike,
+    scale: float | Sequence[float],
+    zero_point: int | Sequence[int] = 0,
+    *,
+    graph: GraphLike = None,
+) -> Stored:
+    """Set the scale and zero point of a tensor, and of all that has to follow.
+
+    Tensors that kernels such as those of RESHAPE or CONCATENATION tie to it get the
+    same ones; constants among them are stored in the new steps; biases get the
+    scale of the input times that of the weights.
 
     Args:
-        file: the file.
-        tensor: the tensor: of activations, or a constant.
-        steps: its new scales and zero points.
+        tensor: the tensor, or its name: of activations, or weights.
+        scale: the size of a step; for weights with scales for each channel, these.
+        zero_point: the integer that stands for 0.
 
     Returns:
-        A report of the tensors that changed, and of what was clipped in constants.
+        A report of the tensors that changed, and the numbers that were clipped.
 
     Raises:
-        TFLiteError: the tensor is no tensor of steps; the steps do not suit its type; a
-            kernel that is concerned has steps of its own; a bias does not fit.
+        TFLiteError: it has no steps, or cannot have these: a kernel has its own
+            built in, or a bias does not fit. The file is as it was.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m, steps = tflite.LiteFile(), tflite.Quantization((0.5,))
+        >>> x = m.add_input("x", "int8", [4], quantization=steps)
+        >>> m.set_outputs([m.add("SQUEEZE", [x], name="y", quantization=steps)])
+        >>> print(m.set_quantization("x", 0.25, -3))
+        2 tensors changed; none clipped
+        >>> print(m.tensor("y").quantization)
+        scale 0.25, zero point -3
     """
-    _check_steps(tensor, steps)
-    members = _tied(file, tensor)
+    found = looking.tensor_of(file, tensor, looking.graph_of(file, graph))
+    steps = _new_steps(found, scale, zero_point)
+    _check_steps(found, steps)
+    members = _tied(file, found)
     for member in members:
-        _check_member(member, tensor)
+        _check_member(member, found)
     if len(steps.scales) > 1 and len(members) > 1:
         raise TFLiteError(
-            f"'{tensor.name}' shares its scale with {_names(members[1:])}, which take "
+            f"{found.label} shares its scale with {_names(members[1:])}, which take "
             "one scale each"
         )
     new = dict.fromkeys(members, steps)
@@ -225,7 +266,7 @@ def set_quantization(file: Contents, tensor: LiteTensor, steps: Quantization) ->
 
 
 def _names(tensors: Iterable[LiteTensor]) -> str:
-    names = [f"'{t.name}'" for t in tensors]
+    names = [f"{t.label}" for t in tensors]
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
 
 
@@ -236,65 +277,54 @@ def _check_steps(tensor: LiteTensor, steps: Quantization) -> None:
         for op in tensor.consumers:
             if own is not None and bias_steps(op) is not None:
                 raise TFLiteError(
-                    f"'{tensor.name}' is the bias of {op!r}: its scale is that of the "
+                    f"{tensor.label} is the bias of {op!r}: its scale is that of the "
                     "input times that of the weights; set one of these"
                 )
         raise TFLiteError(
-            f"'{tensor.name}' is {tensor}, which stands for itself; only tensors that "
+            f"{tensor.label} is {tensor}, which stands for itself; only tensors that "
             "were quantized have steps to set"
         )
     if own.block or steps.block:
         raise TFLiteError(
-            f"'{tensor.name}' is stored in blocks, whose scales are constants; write "
+            f"{tensor.label} is stored in blocks, whose scales are constants; write "
             "these"
         )
-    scales, (low, high) = np.asarray(steps.scales), limits(tensor.dtype)
-    if not scales.size or not (np.isfinite(scales).all() and (scales > 0).all()):
-        raise TFLiteError(f"scales are positive numbers, not {[*steps.scales]}")
-    if len(steps.zero_points) not in (1, scales.size):
-        raise TFLiteError(
-            f"{scales.size} scales cannot have {len(steps.zero_points)} zero points"
-        )
-    if any(not low <= zero <= high for zero in steps.zero_points):
-        raise TFLiteError(
-            f"zero points of '{tensor.name}' are {tensor.dtype}, from {low} to {high}, "
-            f"not {steps.zero_points[0]}"
-        )
+    scales = np.asarray(steps.scales)
     is_weight = any(
         op.kind in BIASED and place == BIASED[op.kind][1]
         for op in tensor.consumers
         for place, one in enumerate(op.inputs)
         if one is tensor
     )
-    if any(steps.zero_points) and (
-        tensor.dtype == "int16" or (is_weight and tensor.dtype != "uint8")
-    ):
+    if any(steps.zero_points) and is_weight and tensor.dtype != "uint8":
         raise TFLiteError(
-            f"the zero point of '{tensor.name}' is 0 in the kernels that read it"
+            f"the zero point of {tensor.label} is 0 in the kernels that read it"
         )
     if scales.size > 1 and (
         len(own.scales) != scales.size or tensor.makers or not tensor.buffer.size
     ):
         raise TFLiteError(
-            f"'{tensor.name}' has {len(own.scales)} scale(s), not {scales.size}"
+            f"{tensor.label} has {len(own.scales)} scale(s), not {scales.size}"
         )
+    for fault in faults_of_steps(steps, tensor.dtype, tensor.sizes):
+        raise TFLiteError(f"{tensor.label} cannot have {steps}: it then {fault}")
 
 
 def _check_member(member: LiteTensor, tensor: LiteTensor) -> None:
     """Refuse a tensor that kernels want to have other steps."""
     because = (
-        "" if member is tensor else f", which shares its scale with '{member.name}'"
+        "" if member is tensor else f", which shares its scale with {member.label}"
     )
     for op in (*member.makers, *member.readers):
         if op.is_custom or op.kind.endswith(("LSTM", "RNN", "SVDF")):
             raise TFLiteError(
-                f"'{tensor.name}'{because} cannot have another scale: {op!r} keeps "
+                f"{tensor.label}{because} cannot have another scale: {op!r} keeps "
                 "numbers of its own that were computed for this one"
             )
     for op in member.makers:
         if (op.kind, member.dtype) in FIXED_SCALE:
             raise TFLiteError(
-                f"'{tensor.name}'{because} cannot have another scale: {op!r} makes "
+                f"{tensor.label}{because} cannot have another scale: {op!r} makes "
                 f"{member.dtype} in the scale that its kernel has built in; put a "
                 "QUANTIZE behind it"
             )
@@ -416,15 +446,14 @@ def _replace_bias(op: LiteOp, place: int, value: Array, steps: Quantization) -> 
     bias.value = value
 
 
-def new_steps(
+def _new_steps(
     tensor: LiteTensor, scale: float | Sequence[float], zero_point: int | Sequence[int]
 ) -> Quantization:
     """Return steps for a tensor of scales and zero points as a caller gives them."""
-    scales = tuple(np.atleast_1d(np.asarray(scale, np.float32)).tolist())
+    with np.errstate(over="ignore"):
+        scales = tuple(np.atleast_1d(np.asarray(scale, np.float32)).tolist())
     zeros = tuple(int(zero) for zero in np.atleast_1d(np.asarray(zero_point)))
     axis = 0 if tensor.quantization is None else tensor.quantization.axis
     if len(zeros) == 1:
         zeros *= len(scales)
-    if any(not math.isfinite(s) for s in scales):
-        raise TFLiteError(f"scales are positive numbers, not {[*scales]}")
     return Quantization(scales, zeros, axis)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
-from geutil.errors import TFLiteError
+from geutil.errors import ArgumentTypeError, TFLiteError
+from geutil.tflite.arguments import check_numbers, check_text, checked
 from geutil.tflite.schema import DTYPES, PACKED_BITS, options_table, schema
 
 Array = np.ndarray[Any, Any]
+T = TypeVar("T")
 
 FLEX = "Flex"
 """The names of custom ops that are ops of TensorFlow begin so."""
@@ -38,6 +40,7 @@ class Quantization:
     block_zeros: LiteTensor | None = None
 
     @classmethod
+    @checked
     def of(cls, scales: Array | float, axis: int = 0, zero: int = 0) -> Quantization:
         """Return steps of these sizes, one for all or one for each index along an axis.
 
@@ -58,6 +61,8 @@ class Quantization:
     def __str__(self) -> str:
         if self.block:
             return f"blocks of {self.block} along axis {self.axis}"
+        if not self.scales or not self.zero_points:
+            return "no steps"
         if len(self.scales) == 1:
             return f"scale {self.scales[0]:.6g}, zero point {self.zero_points[0]}"
         zero = f", zero point {self.zero_points[0]}" if self._one_zero() else ""
@@ -69,6 +74,10 @@ class Quantization:
     def _one_zero(self) -> bool:
         return len(set(self.zero_points)) == 1
 
+    def __post_init__(self) -> None:
+        for name, kind in (("scales", float), ("zero_points", int)):
+            check_numbers(getattr(self, name), kind, f"{name}= of steps")
+
     def along(self, rank: int) -> tuple[Array, Array]:
         """Return scales and zero points that broadcast over values of a rank."""
         shape = [1] * rank
@@ -78,6 +87,20 @@ class Quantization:
         return scales, np.asarray(self.zero_points, np.int64).reshape(-1)[
             : len(self.scales)
         ].reshape(shape if len(self.zero_points) > 1 else [1] * rank)
+
+
+class _Text:
+    """A text of a file, which is checked when it is set."""
+
+    def __init__(self, owner: str) -> None:
+        self._owner = owner
+
+    def __get__(self, owner: Any, kind: Any = None) -> str:
+        text: str = getattr(owner, "text", "")
+        return text
+
+    def __set__(self, owner: Any, value: str) -> None:
+        owner.text = check_text(value, f"the name of a {self._owner}")
 
 
 class Buffer:
@@ -120,12 +143,14 @@ class LiteTensor:
         "dtype",
         "is_variable",
         "makers",
-        "name",
         "quantization",
         "readers",
         "record",
+        "text",
     )
+    name = _Text("tensor")
 
+    @checked
     def __init__(
         self,
         name: str,
@@ -171,7 +196,7 @@ class LiteTensor:
             is_whole = isinstance(size, int | np.integer)
             if size is not None and not (is_whole and 0 <= size <= LARGEST_SIZE):
                 raise TFLiteError(
-                    f"tensor '{self.name}' cannot have the shape {[*sizes]}: sizes are "
+                    f"tensor {self.label} cannot have the shape {[*sizes]}: sizes are "
                     "whole numbers from 0 to 2^31 - 1, and None where they are free"
                 )
         free = any(size is None for size in sizes)
@@ -249,14 +274,16 @@ class LiteTensor:
             TFLiteError: they represent themselves.
         """
         if self.quantization is None:
-            raise TFLiteError(f"tensor '{self.name}' of the file has no steps")
+            raise TFLiteError(f"tensor {self.label} of the file has no steps")
         return self.quantization
 
+    @checked
     def store(self, value: Array, dtype: str) -> None:
         """Let it hold values of a type, which may be another one than before."""
         self.dtype = dtype
         self.value = value
 
+    @checked
     def like(self, dtype: str | None = None) -> LiteTensor:
         """Return a computed tensor of its name and shape, which is not quantized."""
         return LiteTensor(self.name, dtype or self.dtype, self.shape)
@@ -281,7 +308,22 @@ class LiteTensor:
         return f"{self.dtype} [{sizes}]"
 
     def __repr__(self) -> str:
-        return f"<LiteTensor '{self.name}' {self}>"
+        return f"<LiteTensor {self.label} {self}>"
+
+    @property
+    def label(self) -> str:
+        """Its name for messages; without one, the op that makes or reads it."""
+        if self.name:
+            return f"'{self.name}'"
+        for op in (*self.makers, *self.readers):
+            is_made = op in self.makers
+            place = next(
+                i
+                for i, t in enumerate(op.outputs if is_made else op.inputs)
+                if t is self
+            )
+            return f"{'output' if is_made else 'input'} {place} of op {op.label}"
+        return "''"
 
 
 class LiteOp:
@@ -312,6 +354,7 @@ class LiteOp:
         "version",
     )
 
+    @checked
     def __init__(
         self,
         kind: str,
@@ -374,13 +417,20 @@ class LiteOp:
             self.graph.add_tensors(new)
         self._outputs = new
 
+    @checked
     def set_input(self, slot: int, tensor: LiteTensor | None) -> None:
         """Let it read another tensor in the place of one."""
-        self.inputs = (*self._inputs[:slot], tensor, *self._inputs[slot + 1 :])
+        self.inputs = self._with(self._inputs, slot, tensor)
 
+    @checked
     def set_output(self, slot: int, tensor: LiteTensor) -> None:
         """Let it make another tensor in the place of one."""
-        self.outputs = (*self._outputs[:slot], tensor, *self._outputs[slot + 1 :])
+        self.outputs = self._with(self._outputs, slot, tensor)
+
+    def _with(self, tensors: tuple[T, ...], slot: int, new: T) -> tuple[T, ...]:
+        if not 0 <= slot < len(tensors):
+            raise TFLiteError(f"{self!r} has {len(tensors)} slots, and no slot {slot}")
+        return (*tensors[:slot], new, *tensors[slot + 1 :])
 
     @property
     def reads(self) -> tuple[LiteTensor, ...]:
@@ -402,6 +452,7 @@ class LiteOp:
         )
         return tuple(item for item in values if isinstance(item, LiteGraph))
 
+    @checked
     def copied(
         self, tensors: Mapping[LiteTensor, LiteTensor], kind: str | None = None
     ) -> LiteOp:
@@ -427,8 +478,16 @@ class LiteOp:
         return new
 
     def __repr__(self) -> str:
+        if not all(t.name for t in self._outputs):
+            return f"<LiteOp {self.label}>"
         made = ", ".join(f"'{t.name}'" for t in self._outputs)
         return f"<LiteOp {self.kind} -> {made}>"
+
+    @property
+    def label(self) -> str:
+        """Its place in the order and its kind, for messages."""
+        place = -1 if self.graph is None else self.graph.ops.index(self)
+        return self.kind if place < 0 else f"{place} ({self.kind})"
 
 
 def _link(op: LiteOp, tensors: Iterable[LiteTensor | None], field: str) -> None:
@@ -456,14 +515,15 @@ class LiteGraph:
         outputs: the tensors that it gives.
     """
 
-    __slots__ = ("_listed", "_ops", "_tensors", "inputs", "name", "outputs", "record")
+    __slots__ = ("_listed", "_ops", "_tensors", "inputs", "outputs", "record", "text")
+    name = _Text("subgraph")
 
     def __init__(self, name: str = "") -> None:
         self.record = schema().SubGraphT()
         self._tensors: dict[LiteTensor, None] = {}
         self._ops: list[LiteOp] = []
         self._listed: tuple[LiteOp, ...] | None = None
-        self.name = name
+        self.name = name  # noqa: PLE0237 (a descriptor)
         self.inputs: tuple[LiteTensor, ...] = ()
         self.outputs: tuple[LiteTensor, ...] = ()
 
@@ -483,21 +543,25 @@ class LiteGraph:
         """Tell whether a tensor is one of its own."""
         return tensor in self._tensors
 
+    @checked
     def read_tensors(self, tensors: Iterable[LiteTensor]) -> None:
         """Let the subgraph, which has no ops yet, have these tensors."""
         self._tensors = dict.fromkeys(tensors)
 
+    @checked
     def add_tensor(self, tensor: LiteTensor) -> LiteTensor:
         """Add a tensor at the end; return it."""
         self._tensors[tensor] = None
         return tensor
 
+    @checked
     def add_tensors(self, tensors: Iterable[LiteTensor | None]) -> None:
         """Add those tensors at the end that the subgraph does not have yet."""
         for tensor in tensors:
             if tensor is not None:
                 self._tensors.setdefault(tensor)
 
+    @checked
     def add_op(self, op: LiteOp, at: int | None = None) -> LiteOp:
         """Let an op run at a place in the order, at the end if None; return it.
 
@@ -505,6 +569,8 @@ class LiteGraph:
 
         Cost: linear in the ops behind it.
         """
+        if op.graph is not None:
+            raise TFLiteError(f"{op!r} is in a subgraph already; pass op.copied({{}})")
         self._ops.insert(len(self._ops) if at is None else at, op)
         self._listed = None
         self._attach(op)
@@ -516,6 +582,7 @@ class LiteGraph:
         _link(op, op.outputs, "makers")
         self.add_tensors((*op.inputs, *op.outputs, *op.intermediates))
 
+    @checked
     def set_ops(self, ops: Iterable[LiteOp]) -> None:
         """Let the subgraph have these ops and no others, in this order.
 
@@ -530,10 +597,11 @@ class LiteGraph:
         for op in self._ops:
             self._attach(op)
 
+    @checked
     def drop_tensors(self, tensors: Iterable[LiteTensor]) -> None:
         """Leave tensors out, which no op reads or makes."""
         for tensor in tensors:
-            del self._tensors[tensor]
+            self._tensors.pop(tensor, None)
 
     def __repr__(self) -> str:
         return f"<LiteGraph '{self.name}', {len(self._ops)} ops>"
@@ -649,6 +717,11 @@ def stored(value: Array, dtype: str) -> Array:
         >>> stored(np.array([1, -1, 7]), "int4").tolist()
         [241, 7]
     """
+    is_complex = value.dtype.kind == "c"
+    if value.dtype.kind not in "biufc" or is_complex > dtype.startswith("complex"):
+        raise ArgumentTypeError(
+            f"{dtype} is stored of numbers, not of {value.dtype}; convert the array"
+        )
     if dtype in PACKED_BITS:
         bits = PACKED_BITS[dtype]
         low = 0 if dtype[0] == "u" else -(2 ** (bits - 1))
@@ -671,11 +744,13 @@ def stored(value: Array, dtype: str) -> Array:
 
 def _whole(value: Array, dtype: str, kind: Any) -> Array:
     """Return numbers in a type of numpy, which integers have to be exactly."""
-    if value.dtype == kind or not np.issubdtype(kind, np.integer):
-        return value.astype(kind, copy=False)
-    with np.errstate(invalid="ignore"):
+    if value.dtype == kind:
+        return value
+    with np.errstate(invalid="ignore", over="ignore"):
         made = value.astype(kind)
-    if (made != value).any():
+    # Floats are rounded, and infinite only where they were.
+    is_exact = kind == np.bool_ or np.issubdtype(kind, np.integer)
+    if ((made != value) if is_exact else np.isfinite(made) != np.isfinite(value)).any():
         raise _unlike(dtype)
     return made
 

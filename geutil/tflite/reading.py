@@ -7,7 +7,6 @@ the file, and each index against the list that it is for.
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -30,6 +29,7 @@ from geutil.tflite.parts import (
 )
 from geutil.tflite.schema import (
     CUSTOM,
+    FAULTS,
     IDENTIFIER,
     field_count,
     is_call,
@@ -42,16 +42,6 @@ from geutil.tflite.schema import (
 
 T = TypeVar("T")
 
-_FAULTS = (
-    # Of struct and numpy where an offset leads out of the file; of text; of unions.
-    struct.error,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    TypeError,
-    ValueError,
-)
 _DATA = 4
 """The field of the bytes in the schema's table of a buffer."""
 
@@ -76,7 +66,7 @@ def read_into(file: Contents, blob: Any) -> None:
         _Reader(file, blob).read()
     except BrokenFileError:
         raise
-    except _FAULTS as error:
+    except FAULTS as error:
         said = str(error) or type(error).__name__
         raise BrokenFileError(
             f"the TFLite file is cut off or damaged: {said}"

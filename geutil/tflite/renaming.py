@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from geutil.errors import TFLiteError
 from geutil.tflite import looking
+from geutil.tflite.arguments import checked
 from geutil.tflite.looking import GraphLike
 from geutil.tflite.parts import Contents, LiteGraph, LiteSignature, LiteTensor
 
@@ -14,16 +15,40 @@ _Ends = dict[LiteTensor, tuple[str, str]]
 """Ends, with the names that the caller has for them and gives them."""
 
 
+@checked
 def rename(
     file: Contents,
-    inputs: Names,
-    outputs: Names,
-    tensors: Names,
-    signatures: Names,
-    from_signature: bool | str,
-    graph: GraphLike,
+    inputs: Mapping[str, str] | None = None,
+    outputs: Mapping[str, str] | None = None,
+    *,
+    tensors: Mapping[str, str] | None = None,
+    signatures: Mapping[str, str] | None = None,
+    from_signature: bool | str = False,
+    graph: GraphLike = None,
 ) -> None:
-    """Give tensors, ends and signatures other names; see `LiteFile.rename`."""
+    """Give inputs, outputs, tensors and signatures other names.
+
+    Args:
+        inputs: the new name of each input to rename, in signatures and as tensor.
+        outputs: the new name of each output to rename, likewise.
+        tensors: the new name of each other tensor to rename.
+        signatures: the new name of each signature to rename.
+        from_signature: whether ends take the names that signatures have for them,
+            in the place of such as "serving_default_x:0"; or the name of the
+            signature whose ends do.
+
+    Raises:
+        TFLiteError: there is nothing of an old name, or two would have one name.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("serving_default_x:0", "float32", [4])
+        >>> m.set_outputs([m.add("NEG", [x], name="y")])
+        >>> m.rename({"serving_default_x:0": "image"}, {"y": "scores"})
+        >>> m.graphs[0].inputs
+        (<LiteTensor 'image' float32 [4]>,)
+    """
     own = looking.graph_of(file, graph)
     new: dict[LiteTensor, str] = {}
     if from_signature:
@@ -31,15 +56,15 @@ def rename(
         own = next(iter(_signatures(file, from_signature))).graph
     ends: dict[str, _Ends] = {"inputs": {}, "outputs": {}}
     for field, names in (("inputs", inputs), ("outputs", outputs)):
-        for old, name in names.items():
+        for old, name in (names or {}).items():
             t = _end(file, old, own, field)
             new[t] = name
             ends[field][t] = old, name
-    for old, name in tensors.items():
+    for old, name in (tensors or {}).items():
         new[looking.tensor_of(file, old, own)] = name
-    for graph in file.graphs:
-        _check_names(new, graph)
-    keys = _new_keys(file, signatures)
+    for one in file.graphs:
+        _check_names(new, one)
+    keys = _new_keys(file, signatures or {})
     renamed = {
         (s, field): _renamed(s, field, ends[field])
         for s in file.signatures.values()

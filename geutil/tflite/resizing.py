@@ -16,6 +16,8 @@ import numpy as np
 
 from geutil.errors import TFLiteError
 from geutil.tflite import looking
+from geutil.tflite.arguments import checked
+from geutil.tflite.looking import GraphLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     LARGEST_SIZE,
     Array,
@@ -232,7 +234,7 @@ class _Fitting(Flow):
             new, old = self.shape(tensor), self.old.shape(tensor)
             if new is None and old is not None and op.kind not in _STATES:
                 raise TFLiteError(
-                    f"the shape of '{tensor.name}', which {op.kind} makes, cannot be "
+                    f"the shape of {tensor.label}, which {op.kind} makes, cannot be "
                     "told of the new input; cut the file in front of it"
                 )
         flat = op.kind == "FULLY_CONNECTED" and not op.options.get("keep_num_dims")
@@ -291,7 +293,7 @@ class _Fitting(Flow):
         first = np.take(value, [0], axis)
         if not np.array_equal(value, np.broadcast_to(first, value.shape)):
             raise TFLiteError(
-                f"constant '{tensor.name}' has {value.shape[axis]} rows for the batch, "
+                f"constant {tensor.label} has {value.shape[axis]} rows for the batch, "
                 f"which differ, and {wanted[axis]} are needed; give it another value"
             )
         self.rewrite(op, place, np.repeat(first, int(wanted[axis] or 1), axis))
@@ -579,66 +581,106 @@ _AXES: Mapping[str, Callable[[Case], int | None]] = {
 """Kinds that keep a shape and compute along a dimension of it, and this dimension."""
 
 
+@checked
 def set_batch_size(
-    file: Contents, graph: LiteGraph, size: int | None, inputs: Sequence[LiteTensor]
+    file: Contents,
+    size: int | None,
+    *,
+    inputs: TensorsLike | None = None,
+    graph: GraphLike = None,
 ) -> None:
-    """Let inputs of a subgraph have a batch size; None is any.
+    """Set the batch size: the first size of the inputs, and all that follows of it.
+
+    Shapes follow by rules for each kind of op. Constants that hold the batch size,
+    such as the targets of Reshapes, are rewritten.
 
     Args:
-        file: the file.
-        graph: the subgraph.
-        size: the batch size.
-        inputs: its inputs whose first dimension is the batch.
+        size: the new batch size; None is any.
+        inputs: the inputs whose first dimension is the batch; all but scalars if
+            None. An input is a tensor, its name, or its name in a signature.
+
+    Raises:
+        TFLiteError: an op computes along the batch, or a constant could hold the
+            batch size by chance, or the shapes of an op cannot be told. The file
+            is as it was.
+
+    Example:
+        >>> import numpy as np
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [1, 2, 2])
+        >>> to = m.add_constant("to", np.array([1, 4], np.int32))
+        >>> m.set_outputs([m.add("RESHAPE", [x, to], name="y")])
+        >>> m.set_batch_size(8)
+        >>> m.tensor("y"), m.tensor("to").value.tolist()
+        (<LiteTensor 'y' float32 [8, 4]>, [8, 4])
     """
     if size is not None and not _is_size(size):
         raise TFLiteError(f"a batch has at least one row, not {size!r}; None is any")
-    shapes = {t: t.shape or () for t in inputs}
+    own = looking.graph_of(file, graph)
+    named = [t for t in own.inputs if t.shape] if inputs is None else inputs
+    ends = looking.tensors_of(file, named, own)
+    shapes = {t: t.shape or () for t in ends}
     if not shapes or not all(shapes.values()):
-        scalars = [t.name for t in shapes or graph.inputs if not t.shape]
+        scalars = [t.name for t in shapes or own.inputs if not t.shape]
         raise TFLiteError(
-            f"subgraph '{graph.name}' has no batch to set: inputs {scalars} are scalars"
+            f"subgraph '{own.name}' has no batch to set: inputs {scalars} are scalars"
         )
-    own = {shape[0] for shape in shapes.values()}
-    if len(own) > 1:
-        listed_shapes = ", ".join(f"'{t.name}' {t}" for t in inputs)
+    if len({shape[0] for shape in shapes.values()}) > 1:
+        listed_shapes = ", ".join(f"{t.label} {t}" for t in ends)
         raise TFLiteError(
             f"the inputs have different first sizes, which are no batch: "
             f"{listed_shapes}; pass inputs=..., or use set_input_shape"
         )
     new = {t: (size, *shape[1:]) for t, shape in shapes.items()}
-    _resize(file, graph, new, batch=True, resize=None)
+    _resize(file, own, new, batch=True, resize=None)
 
 
 def _is_size(size: Any) -> bool:
-    return isinstance(size, int | np.integer) and 1 <= int(size) <= LARGEST_SIZE
+    return 1 <= int(size) <= LARGEST_SIZE
 
 
+@checked
 def set_input_shape(
     file: Contents,
-    graph: LiteGraph,
-    tensor: LiteTensor,
+    name: TensorLike,
     shape: Sequence[int | None],
-    resize: Resize | None,
+    *,
+    resize: Literal["scale", "keep"] | None = None,
+    graph: GraphLike = None,
 ) -> None:
-    """Let an input of a subgraph have another shape.
+    """Set the shape of an input, and all that follows of it.
 
     Args:
-        file: the file.
-        graph: the subgraph.
-        tensor: its input.
-        shape: the new shape, None for a size that is free.
-        resize: whether constant sizes that images are resized to are scaled.
+        name: the input: a tensor, its name, or its name in a signature.
+        shape: its new shape, of the same rank; None is a size that is free.
+        resize: where the file resizes an image to a constant size: whether this is
+            scaled with the input, or kept. If None, such a file is refused.
+
+    Raises:
+        TFLiteError: see `set_batch_size`; or weights do not fit the new shape.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [1, 8, 8, 3])
+        >>> m.set_outputs([m.add("RELU", [x], name="y")])
+        >>> m.set_input_shape("x", [1, 32, 32, 3])
+        >>> m.tensor("y")
+        <LiteTensor 'y' float32 [1, 32, 32, 3]>
     """
+    own = looking.graph_of(file, graph)
+    tensor = looking.tensor_of(file, name, own)
     new, old = tuple(shape), tensor.shape or ()
     if len(new) != len(old) or any(
         size is not None and not _is_size(size) for size in new
     ):
         raise TFLiteError(
-            f"input '{tensor.name}' is {tensor}, and cannot have the shape "
+            f"input {tensor.label} is {tensor}, and cannot have the shape "
             f"{list(new)}: the rank stays, and sizes are at least 1"
         )
     batch = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b] == [0]
-    _resize(file, graph, {tensor: new}, batch=batch, resize=resize)
+    _resize(file, own, {tensor: new}, batch=batch, resize=resize)
 
 
 def _resize(
@@ -654,7 +696,7 @@ def _resize(
         if tensor not in graph.inputs:
             raise TFLiteError(
                 f"{tensor!r} is no input of {graph!r}; its inputs are "
-                f"{', '.join(repr(t.name) for t in graph.inputs)}"
+                f"{', '.join(t.label for t in graph.inputs)}"
             )
     looking.check_uncalled(file, graph, "another shape")
     if _TIED in file.metadata:

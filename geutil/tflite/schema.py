@@ -6,14 +6,27 @@ The generated classes need flatbuffers and numpy alone; TensorFlow is not import
 from __future__ import annotations
 
 import re
+import struct
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
+import flatbuffers
 import numpy as np
 
+FAULTS = (
+    # Of struct and numpy where an offset leads out of the file; of text; of unions.
+    struct.error,
+    ArithmeticError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    TypeError,
+    ValueError,
+)
+"""The errors of flatbuffers that cannot be read or written."""
 IDENTIFIER = b"TFL3"
 CUSTOM = "CUSTOM"
 """The kind of ops that have no kernel in TFLite; each has a name of its own."""
@@ -192,6 +205,45 @@ def option_number(name: str, value: Any) -> Any:
         numbers = {word: n for n, word in words_of(_ENUMERATIONS[name]).items()}
         return numbers[value]
     return value
+
+
+def option_fault(table: str | None, name: str, value: Any) -> str:
+    """Return why ops with a table of options cannot have one; "" if they can."""
+    known = {option: a for a, option in option_names(table).items()} if table else {}
+    if table is None or name not in known:
+        listed = f"its options are {[*known]}" if known else "it has none"
+        return f"has no option '{name}'; {listed}"
+    if is_call(name) or name == _BRANCHES:
+        values = value if isinstance(value, list) else [value]
+        if all(v is None or isinstance(v, int) or hasattr(v, "ops") for v in values):
+            return ""
+        return f"cannot have {value!r} as its option '{name}', which is a subgraph"
+    try:
+        number = option_number(name, value)
+        packs = _packs if isinstance(number, bool | int | float) else _packs.__wrapped__
+        if packs(table, known[name], number):
+            return ""
+    except KeyError:
+        pass
+    words = [*words_of(_ENUMERATIONS[name]).values()] if name in _ENUMERATIONS else []
+    listed = f"; it is one of {words}" if words else ""
+    return f"cannot have {value!r} as its option '{name}'{listed}"
+
+
+# Typed: 1.0 is no whole number, and equals one.
+@lru_cache(4096, typed=True)
+def _packs(table: str, attribute: str, value: Any) -> bool:
+    """Tell whether a file can hold a value in a table of options."""
+    record = getattr(schema(), f"{table}T")()
+    setattr(record, attribute, value)
+    try:
+        record.Pack(flatbuffers.Builder(64))
+    except FAULTS:
+        return False
+    return True
+
+
+_BRANCHES = "branch_subgraph_indices"
 
 
 @cache

@@ -13,7 +13,9 @@ from typing import Any
 import numpy as np
 
 from geutil.errors import TFLiteError
+from geutil.tflite.kinds import KINDS, OTHER
 from geutil.tflite.parts import Array, LiteOp, LiteTensor
+from geutil.tflite.schema import type_names
 
 Size = int | None
 Shape = tuple[Size, ...] | None
@@ -143,8 +145,11 @@ def _window(size: Size, case: Case, kernel: Size, letter: str) -> Size:
     if size is None or kernel is None:
         return None
     name = {"h": "height", "w": "width", "d": "depth"}[letter]
-    stride = case.option(f"stride_{letter}") or 1
-    dilation = case.option(f"dilation_{letter}_factor", 1) or 1
+    # The schema's default of strides is 0, which kernels divide by.
+    stride = case.option(f"stride_{letter}")
+    dilation = case.option(f"dilation_{letter}_factor", 1)
+    if min(stride, dilation) < 1:
+        raise _MismatchError(f"its stride_{letter} and dilation are at least 1")
     if case.option("padding") == "SAME":
         return -(-size // stride)
     places = -(-(size - (kernel - 1) * dilation) // stride)
@@ -751,46 +756,6 @@ def constant(tensor: LiteTensor) -> Array | None:
     return None if tensor.is_variable else tensor.value
 
 
-_NUMBERS = "int32"
-_TYPES: Mapping[str, str | int] = {
-    **dict.fromkeys(
-        (
-            *("EQUAL", "GREATER", "GREATER_EQUAL", "LESS", "LESS_EQUAL"),
-            *("LOGICAL_AND", "LOGICAL_NOT", "LOGICAL_OR", "NOT_EQUAL"),
-            *("REDUCE_ALL", "REDUCE_ANY"),
-        ),
-        "bool",
-    ),
-    "BUCKETIZE": _NUMBERS,
-    "CONV_3D_TRANSPOSE": 2,
-    "DEQUANTIZE": "float32",
-    "EMBEDDING_LOOKUP": 1,
-    "FILL": 1,
-    "ONE_HOT": 2,
-    "RANK": _NUMBERS,
-    "SCATTER_ND": 1,
-    "SELECT": 1,
-    "SELECT_V2": 1,
-    "SPARSE_TO_DENSE": 2,
-    "SPLIT": 1,
-    "TRANSPOSE_CONV": 2,
-    "VAR_HANDLE": "resource",
-    "WHERE": "int64",
-}
-"""The types of outputs by kind: a type, or the input whose type they have."""
-_TYPE_OPTIONS: Mapping[str, str] = {
-    "ARG_MAX": "output_type",
-    "ARG_MIN": "output_type",
-    "SHAPE": "out_type",
-}
-_STATED = {
-    *("BITCAST", "CAST", "COMPLEX_ABS", "DENSIFY", "IF", "IMAG", "MULTINOMIAL"),
-    *("QUANTIZE", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM", "READ_VARIABLE"),
-    *("REAL", "RFFT2D", "WHILE"),
-}
-"""Kinds whose kernels read the type from the tensor that they make."""
-
-
 def output_types(op: LiteOp) -> tuple[str | None, ...]:
     """Return the types of the tensors that an op makes; None where it may be any.
 
@@ -803,18 +768,16 @@ def output_types(op: LiteOp) -> tuple[str | None, ...]:
         ('bool',)
     """
     count = len(op.outputs)
-    if op.is_custom or op.kind not in RULES or op.kind in _STATED:
+    kind = KINDS.get(op.kind, OTHER)
+    found: str | None = kind.makes
+    if op.is_custom or found == "-":
         return (None,) * count
-    if op.kind in _TYPE_OPTIONS:
-        word = op.options.get(_TYPE_OPTIONS[op.kind])
-        from geutil.tflite.schema import type_names
-
-        name = word.lower() if isinstance(word, str) else type_names().get(word or 0)
-        return (name,) * count
-    found = _TYPES.get(op.kind, 0)
-    if isinstance(found, int):
-        source = op.inputs[found] if found < len(op.inputs) else None
-        found = "" if source is None else source.dtype
+    if found in ("out_type", "output_type"):
+        word = op.options.get(found)
+        found = word.lower() if isinstance(word, str) else type_names().get(word or 0)
+    elif found == "data":
+        source = op.inputs[kind.data] if kind.data < len(op.inputs) else None
+        found = None if source is None else source.dtype
     if op.kind == "TOPK_V2":
-        return (found or None, None)[:count]
-    return (found or None,) * count
+        return (found, None)[:count]
+    return (found,) * count

@@ -30,6 +30,8 @@ FIXED_BY_METADATA: Mapping[str, str] = {
 }
 """Metadata that no longer fit the file once its ops have other places."""
 
+DESCRIPTION = "TFLITE_METADATA"
+"""Metadata that describe the inputs and outputs of a file in their order."""
 Resource = tuple[object, ...]
 
 
@@ -99,6 +101,15 @@ def check_places_are_free(file: Contents, edit: str) -> None:
                 f"{edit} gives ops other places, and the metadata '{name}' {reason}; "
                 f"leave it out first: strip(metadata=['{name}'])"
             )
+
+
+def leave_description_out(file: Contents) -> None:
+    """Drop the metadata that describe ends which the file no longer has as they were.
+
+    The files of the archive belong to the description.
+    """
+    if file.metadata.pop(DESCRIPTION, None) is not None:
+        file.archive = None
 
 
 def in_order(

@@ -6,7 +6,7 @@ The tables are those of TFLite's specification of quantized kernels
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -63,6 +63,33 @@ def limits(dtype: str) -> tuple[int, int]:
         if dtype[0] == "u"
         else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
     )
+
+
+_INTEGERS = (*STEPPED, "int32", "uint16")
+
+
+def faults_of_steps(
+    steps: Quantization | None, dtype: str, sizes: Sequence[int]
+) -> Iterator[str]:
+    """Yield why a tensor of a type and shape cannot have steps."""
+    if steps is None or steps.block or dtype not in _INTEGERS:
+        return
+    scales = np.asarray(steps.scales)
+    if not scales.size or not (np.isfinite(scales).all() and (scales > 0).all()):
+        yield f"has a scale that is not positive; scales are positive numbers: {scales}"
+    if len(steps.zero_points) not in (1, scales.size):
+        yield f"has {scales.size} scales and {len(steps.zero_points)} zero points"
+    if len(scales) > 1:
+        count = sizes[steps.axis] if 0 <= steps.axis < len(sizes) else 0
+        if count != len(scales):
+            yield f"has {len(scales)} scales for {count} indices"
+    # Kernels of 16 bits have no place for a zero point.
+    low, high = (0, 0) if dtype == "int16" else limits(dtype)
+    if any(not low <= zero <= high for zero in steps.zero_points):
+        yield (
+            f"has a zero point outside of {dtype}, which is from {low} to {high}, not "
+            f"{steps.zero_points[0]}"
+        )
 
 
 def numbers_of(integers: Array, steps: Quantization) -> Array:

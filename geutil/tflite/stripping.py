@@ -8,6 +8,7 @@ from typing import Any
 
 from geutil.errors import TFLiteError
 from geutil.tflite import looking, state
+from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import of_blocks
 from geutil.tflite.parts import Buffer, Code, Contents, LiteGraph, LiteOp
 
@@ -15,10 +16,43 @@ RUNTIME = "min_runtime_version"
 """The metadata that say which runtime has all kernels; loaders may ask for it."""
 
 
+@checked
 def strip(
-    file: Contents, *, unused: bool, buffers: bool, names: bool, metadata: object
+    file: Contents,
+    *,
+    unused: bool = True,
+    buffers: bool = True,
+    names: bool = False,
+    metadata: bool | str | Iterable[str] = False,
 ) -> None:
-    """Leave out what a file does not need; see `LiteFile.strip`."""
+    """Leave out what the file does not need to compute what it does.
+
+    Args:
+        unused: whether ops go that no output needs and that change no state,
+            tensors and buffers that nothing uses, and subgraphs that nothing calls.
+        buffers: whether tensors with the same bytes share a buffer.
+        names: whether names of tensors inside and of subgraphs go.
+        metadata: whether metadata go, all but the version of the runtime, with the
+            description and the files that are packed with them; or the names of
+            those that do.
+
+    Raises:
+        TFLiteError: there are no such metadata, or others tie ops by their places.
+
+    Cost: linear in ops and tensors; `buffers` reads the weights that have the size
+        of others.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> y = m.add("EXP", [x], name="unread")
+        >>> m.set_outputs([m.add("NEG", [x], name="y")])
+        >>> m.strip()
+        >>> m.find()
+        (<LiteOp NEG -> 'y'>,)
+    """
+    looking.graph_of(file)
     dropped = _chosen_metadata(file, metadata)
     dead = {graph: _dead_ops(graph) for graph in file.graphs} if unused else {}
     fixed = [n for n in state.FIXED_BY_METADATA if n in file.metadata]
@@ -77,7 +111,7 @@ def _dead_ops(graph: LiteGraph) -> set[LiteOp]:
 
 def _drop_graphs(file: Contents) -> None:
     """Leave out subgraphs that nothing calls and no signature names."""
-    roots = [file.graphs[0], *(s.graph for s in file.signatures.values())]
+    roots = [looking.graph_of(file), *(s.graph for s in file.signatures.values())]
     kept = {*roots, *state.called_graphs(op for g in roots for op in g.ops)}
     file.graphs = [graph for graph in file.graphs if graph in kept]
 

@@ -26,10 +26,12 @@ import numpy as np
 
 from geutil.errors import VerificationError
 from geutil.tflite import state
+from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import of_blocks
 from geutil.tflite.fitting import OP_CHECKS
 from geutil.tflite.parts import Contents, LiteGraph, LiteTensor
 from geutil.tflite.schema import DTYPES, PACKED_BITS, type_numbers
+from geutil.tflite.steps import faults_of_steps
 
 _SHOWN = 10
 
@@ -61,8 +63,20 @@ Check = Iterator[tuple[object, str]]
 """Pairs of an op, tensor, subgraph or signature, and its fault."""
 
 
+@checked
 def verify(file: Contents) -> None:
-    """Check that a file keeps every invariant; see `LiteFile.verify`."""
+    """Check that the file keeps every invariant of `geutil.tflite.verify`.
+
+    Raises:
+        VerificationError: with a line and a `Violation` for each breach.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.verify()
+    """
     violations = tuple(find_violations(file))
     if violations:
         lines = [str(violation) for violation in violations[:_SHOWN]]
@@ -175,26 +189,10 @@ def _check_buffers(file: Contents) -> Check:
             yield t, f"its values take {needed:,} bytes, and the file has {size:,}"
 
 
-_INTEGERS = {"int4", "int8", "int16", "int32", "uint4", "uint8", "uint16", "int2"}
-
-
 def _check_steps(file: Contents) -> Check:
     for t in file.tensors:
-        steps = t.quantization
-        if steps is None or steps.block or t.dtype not in _INTEGERS:
-            continue
-        scales = np.asarray(steps.scales)
-        if not (np.isfinite(scales).all() and (scales > 0).all()):
-            yield t, "has a scale that is not positive"
-        if len(scales) > 1:
-            sizes = t.sizes
-            count = sizes[steps.axis] if 0 <= steps.axis < len(sizes) else 0
-            if count != len(scales):
-                yield t, f"has {len(scales)} scales for {count} indices"
-        bits = PACKED_BITS.get(t.dtype) or 8 * np.dtype(DTYPES[t.dtype]).itemsize
-        low = 0 if t.dtype[0] == "u" else -(2 ** (bits - 1))
-        if any(not low <= zero < low + 2**bits for zero in steps.zero_points):
-            yield t, f"has a zero point outside of {t.dtype}"
+        for fault in faults_of_steps(t.quantization, t.dtype, t.sizes):
+            yield t, fault
 
 
 def _check_signatures(file: Contents) -> Check:
@@ -222,6 +220,9 @@ def _check_variables(file: Contents) -> Check:
         for t in op.outputs:
             if t.is_variable:
                 yield op, f"makes {t!r}, which is a variable"
+    for t in file.tensors:
+        if t.is_variable and t.buffer.size:
+            yield t, "is a variable, and has values in the file, which none begins with"
     for graph in file.graphs:
         yield from _unset_variables(graph, written)
 

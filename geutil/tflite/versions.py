@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from geutil.tflite.kinds import KINDS, OTHER
 from geutil.tflite.parts import LiteOp
 
 _INT8 = """
@@ -29,7 +30,7 @@ _ROWS: tuple[tuple[str, Mapping[str, int]], ...] = (
     (_INT16_LATER, {"int8": 2, "int16": 3}),
     (_BOOL_BETWEEN, {"int8": 2, "int16": 4}),
     ("REVERSE_V2 TILE", {"int8": 3}),
-    ("BROADCAST_TO", {"float32": 2, "int8": 3, "int16": 3}),
+    ("BROADCAST_TO", {"int8": 3, "int16": 3}),
     ("CONV_2D", {"int8": 3, "int16": 4}),
     ("DEPTHWISE_CONV_2D", {"int8": 3, "int16": 5}),
     ("DEQUANTIZE", {"float16": 3, "int4": 6, "int8": 2, "int16": 3}),
@@ -42,9 +43,6 @@ _ROWS: tuple[tuple[str, Mapping[str, int]], ...] = (
 )
 _BY_TYPE = {kind: versions for kinds, versions in _ROWS for kind in kinds.split()}
 """Versions by the type of an op's data, where it is not 1."""
-_DATA: Mapping[str, int] = {"FILL": 1, "SPLIT": 1, "TRANSPOSE_CONV": 2}
-"""The input whose type counts, where it is not the first."""
-
 _FLAT = 4
 """The first kernels took tensors of up to so many dimensions."""
 
@@ -109,6 +107,7 @@ def _with(version: int, *options: str) -> Callable[[LiteOp], int]:
 
 
 _BY_OPTION: Mapping[str, Callable[[LiteOp], int]] = {
+    "BROADCAST_TO": lambda op: 2,
     "BATCH_TO_SPACE_ND": lambda op: 3 if _rank(op) != _FLAT else 1,
     "CONV_2D": _of_convolution,
     "DEPTHWISE_CONV_2D": _of_depthwise,
@@ -149,7 +148,7 @@ def version_of(op: LiteOp) -> int:
         >>> version_of(tflite.LiteOp("LOGISTIC", [x], [y]))
         2
     """
-    place = _DATA.get(op.kind, 0)
+    place = KINDS.get(op.kind, OTHER).data
     data = op.inputs[place] if place < len(op.inputs) else None
     dtype = "" if data is None else data.dtype
     by_type = _BY_TYPE.get(op.kind, {}).get(dtype, 1)

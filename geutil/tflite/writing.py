@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from geutil.errors import TFLiteError
+from geutil.errors import GeutilError, TFLiteError
 from geutil.tflite.archive import moved_archive
+from geutil.tflite.arguments import check_text
 from geutil.tflite.parts import (
     Array,
     Buffer,
@@ -28,14 +29,17 @@ from geutil.tflite.parts import (
 )
 from geutil.tflite.schema import (
     CUSTOM,
+    FAULTS,
     IDENTIFIER,
     is_call,
     kind_number,
+    option_fault,
     option_names,
     option_number,
     schema,
     type_numbers,
 )
+from geutil.tflite.verify import verify
 
 _ALIGNMENT = 16
 """The schema aligns the bytes of a buffer so."""
@@ -82,6 +86,8 @@ class Writer:
                 f"the file has {file.unknown}, which the schema that is installed "
                 "lacks and would lose; install a newer ai-edge-litert"
             )
+        if not file.graphs:
+            raise TFLiteError("the file has no subgraph; begin one with add_input")
         self._file = file
         self._graphs = {graph: i for i, graph in enumerate(file.graphs)}
         self._buffers = self._used_buffers()
@@ -113,7 +119,16 @@ class Writer:
         import flatbuffers
 
         builder = flatbuffers.Builder(1 << 16)
-        builder.Finish(self._model().Pack(builder), IDENTIFIER)
+        try:
+            builder.Finish(self._model().Pack(builder), IDENTIFIER)
+        except FAULTS as error:
+            if isinstance(error, GeutilError):
+                raise
+            verify(self._file)
+            raise TFLiteError(
+                f"the file has a part that cannot be written: {error!r}; look at the "
+                "fields that were set last"
+            ) from error
         head = bytearray(builder.Output())
         head += bytes(-len(head) % _ALIGNMENT)
         tables = schema().Model.GetRootAs(head, 0)
@@ -174,7 +189,7 @@ class Writer:
         """Return the schema's object of the file."""
         file, types = self._file, schema()
         model = copied_record(file.record)
-        model.description = file.description or None
+        model.description = check_text(file.description, "the description") or None
         model.subgraphs = [self._subgraph(graph) for graph in file.graphs]
         model.operatorCodes = [code.record for code in self._codes]
         placeholder: list[int] = []
@@ -182,7 +197,8 @@ class Writer:
         model.metadata = []
         for name, buffer in file.metadata.items():
             entry = types.MetadataT()
-            entry.name, entry.buffer = name, self._buffer_at[id(buffer)]
+            entry.name = check_text(name, "the name of metadata")
+            entry.buffer = self._buffer_at[id(buffer)]
             model.metadata.append(entry)
         model.metadata = model.metadata or None
         old = [self._buffer_at[id(b)] for b in file.old_metadata]
@@ -237,12 +253,10 @@ class Writer:
             self._large.append((graph, place, op.custom_options))
         elif op.custom_options:
             record.customOptions = np.frombuffer(op.custom_options, np.uint8)
+        for option in op.options.items():
+            if fault := option_fault(op.table, *option):
+                raise TFLiteError(f"{op!r} {fault}")
         if op.table is None:
-            if op.options:
-                raise TFLiteError(
-                    f"{op!r}: ops of this kind have no options, and it has "
-                    f"{sorted(op.options)}"
-                )
             return record
         field = "builtinOptions"
         if not hasattr(schema().BuiltinOptions, op.table):
@@ -256,21 +270,11 @@ class Writer:
         names = {option: name for name, option in option_names(table).items()}
         record = getattr(schema(), f"{table}T")()
         for option, value in op.options.items():
-            if option not in names:
-                raise TFLiteError(
-                    f"{op!r} has no option '{option}'; its options are {sorted(names)}"
-                )
             if is_call(option) and not isinstance(value, int):
                 value = -1 if value is None else self._graphs[value]
             elif option == "branch_subgraph_indices":
                 value = [self._graphs[graph] for graph in value]
-            try:
-                value = option_number(option, value)
-            except KeyError:
-                raise TFLiteError(
-                    f"{op!r}: '{value}' is no value of its option '{option}'"
-                ) from None
-            setattr(record, names[option], value)
+            setattr(record, names[option], option_number(option, value))
         return record
 
     def _code_of(self, op: LiteOp) -> int:
@@ -282,15 +286,8 @@ class Writer:
         if key not in self._code_at:
             record = schema().OperatorCodeT()
             if op.is_custom:
-                number, record.customCode = kind_number(CUSTOM), op.kind
-            else:
-                try:
-                    number = kind_number(op.kind)
-                except KeyError:
-                    raise TFLiteError(
-                        f"TFLite has no op of the kind '{op.kind}'; give it "
-                        "custom_options if it is an op of your own"
-                    ) from None
+                record.customCode = check_text(op.kind, "the kind of a custom op")
+            number = kind_number(CUSTOM if op.is_custom else op.kind)
             record.builtinCode, record.version = number, op.version
             record.deprecatedBuiltinCode = min(number, _LAST_OF_ONE_BYTE)
             self._code_at[key] = len(self._codes)
@@ -300,14 +297,15 @@ class Writer:
     def _signature(self, signature: LiteSignature) -> Any:
         types = schema()
         record = types.SignatureDefT()
-        record.signatureKey = signature.key
+        record.signatureKey = check_text(signature.key, "the name of a signature")
         record.subgraphIndex = self._graphs[signature.graph]
         at = {tensor: i for i, tensor in enumerate(signature.graph.tensors)}
         for field in ("inputs", "outputs"):
             ends = []
             for name, tensor in getattr(signature, field).items():
                 end = types.TensorMapT()
-                end.name, end.tensorIndex = name, at[tensor]
+                end.name = check_text(name, "the name of an end of a signature")
+                end.tensorIndex = at[tensor]
                 ends.append(end)
             setattr(record, field, ends)
         return record

@@ -19,18 +19,12 @@ from geutil.graph import (
 )
 from geutil.graph.protos import FunctionDef
 from geutil.graph.types import Graph
+from geutil.graph.walks import topological_order
 from geutil.transform import custom_gradients, transformer
 
 
 def renew(graph: Graph) -> None:
-    """Let a graph call bodies whose gradients can be built, and saved.
-
-    Args:
-        graph: a FuncGraph that no function was made of yet.
-
-    Cost: linear in the ops of the graph and of the bodies; where a body holds such a
-    gradient, one more graph of it and of those that call it.
-    """
+    """Let a graph call bodies whose gradients can be built, and saved."""
     callers: list[function_calls.Caller] = []
     direct: dict[str, None] = {}
     for caller in function_calls.callers_in(graph):
@@ -48,7 +42,7 @@ def renew(graph: Graph) -> None:
 
     roots = dict.fromkeys(name for caller in callers for name in caller.names)
     new_names: dict[str, str] = {}
-    for name in function_defs.callees_first(roots, callees):
+    for name in topological_order(roots, callees):
         definition = definitions[name]
         called = set(function_defs.called_names(definition.node_def))
         if _closures(definition) or not called.isdisjoint(new_names):
@@ -56,7 +50,7 @@ def renew(graph: Graph) -> None:
     for caller in callers:
         if not new_names.keys().isdisjoint(caller.names):
             function_calls.call_others(caller, new_names)
-    kept = function_defs.callees_first(direct, callees)
+    kept = topological_order(direct, callees)
     functions.forget_functions(graph, new_names.keys() - set(kept))
 
 

@@ -38,11 +38,11 @@ def copy(
         dst_graph: the graph to copy to; the graph of the view if None.
         dst_scope: the name scope of the copies.
         src_scope: the scope that their names are relative to.
-        reuse_dst_scope: whether a scope that exists is used as it is; otherwise it
-            gets a number.
+        reuse_dst_scope: whether a scope that exists is used as it is; otherwise it gets
+            a number.
 
     Returns:
-        `(sgv_, info)`: a view of the copies, and the map to them.
+        `(sgv_, info)`: a view of the copies, and the `TransformerInfo` of the copy.
 
     Raises:
         ArgumentTypeError, TransformError, FinalizedGraphError: as
@@ -87,11 +87,11 @@ def copy_with_input_replacements(
         dst_graph: the graph to copy to; the graph of the view if None.
         dst_scope: the name scope of the copies.
         src_scope: the scope that their names are relative to.
-        reuse_dst_scope: whether a scope that exists is used as it is; otherwise it
-            gets a number.
+        reuse_dst_scope: whether a scope that exists is used as it is; otherwise it gets
+            a number.
 
     Returns:
-        `(sgv_, info)`: a view of the copies, and the map to them.
+        `(sgv_, info)`: a view of the copies, and the `TransformerInfo` of the copy.
 
     Raises:
         ArgumentTypeError, TransformError, FinalizedGraphError: as
@@ -142,8 +142,8 @@ def graph_replace(
             by `tensor.ref()`, or pairs.
         dst_scope: the name scope of the copies.
         src_scope: the scope that their names are relative to.
-        reuse_dst_scope: whether a scope that exists is used as it is; otherwise it
-            gets a number.
+        reuse_dst_scope: whether a scope that exists is used as it is; otherwise it gets
+            a number.
         dst_graph: the graph to copy to, which the replacements belong to; the graph of
             the targets if None.
 
@@ -213,11 +213,6 @@ def _dependent(
     """Return the ops that compute something else once tensors are replaced.
 
     Who shares a stack or an array with such an op is among them.
-
-    Args:
-        graph: the graph.
-        replaced: the tensors.
-        behind: the ops that count: those behind the targets.
     """
     controls = ControlOutputs(graph)
     needed = frozenset(behind)

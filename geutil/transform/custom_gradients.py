@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from geutil.errors import TransformError
 from geutil.graph import creation, gradient_functions, types
-from geutil.graph.state import state_of
+from geutil.graph.state import slot
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.select.queries import make_view
 from geutil.transform.state import Copier, TransformerInfo, TransformState
@@ -38,6 +38,14 @@ def copied_gradient(info: TransformState, op: Operation, gradient: str) -> str:
     )
 
 
+class _GradientCopies(dict[str, IdentityMap[Tensor]]):
+    """For each gradient of ops copied into a graph, the copies of its tensors."""
+
+
+class GradientReads(dict[str, list[Tensor]]):
+    """The tensors of a graph that its closures and carried gradients read."""
+
+
 def carried_gradient(
     op: Operation,
     gradient: str,
@@ -45,15 +53,7 @@ def carried_gradient(
     copies: IdentityMap[Tensor],
     copy_replacing: Copier,
 ) -> str:
-    """Register a gradient for an op that stands in `graph_` for `op`; return its name.
-
-    Args:
-        op: an op whose `_gradient_op_type` is `gradient`.
-        gradient: the name of a closure in the registry.
-        graph_: the graph of the other op.
-        copies: gives for tensors that the closure reads those of `graph_`.
-        copy_replacing: copies the ops of the gradient.
-    """
+    """Register a gradient for the copy of `op` in `graph_`; return its name."""
     source = op.graph
     target = weakref.ref(graph_)
 
@@ -74,12 +74,12 @@ def carried_gradient(
     name = gradient_functions.register(gradient_of_copy)
     # The registry lives as long as the process. The tensors hang on the destination
     # graph instead of on the closure, so that the graph can die before.
-    state_of(graph_).gradient_copies[name] = copies
+    slot(graph_, _GradientCopies)[name] = copies
     return name
 
 
 def gradient_by_names(op: Operation, gradient: str, copy_replacing: Copier) -> str:
-    """Register a gradient that reads what it finds by name; return its name.
+    """Register a gradient that reads tensors by name; return its name.
 
     TensorFlow makes the bodies of functions anew from their definitions, so that the
     tensors that a closure reads are not those of the body that is differentiated.
@@ -142,14 +142,7 @@ def _is_eager(tensor: Any) -> bool:
 
 
 def _namesake(outside: Any, graph: Graph, origin: Graph | None, op_name: str) -> Tensor:
-    """Return the tensor of a body for one that a closure reads.
-
-    Args:
-        outside: what the closure reads.
-        graph: the body, made from the definition of `origin`.
-        origin: the body that the closure was made for.
-        op_name: the op whose gradient it is.
-    """
+    """Return the tensor of a body for one that a closure reads."""
     if not types.is_tensor(outside) or _is_eager(outside):
         return tf.convert_to_tensor(outside)
     if outside.graph is graph:
@@ -177,15 +170,7 @@ def _rebuilt(
     current: Graph,
     copy_replacing: Copier,
 ) -> list[Any]:
-    """Build a traced gradient in the current graph, of other tensors.
-
-    Args:
-        traced: the gradient.
-        grads_: the gradients that come in.
-        copy_of: gives the tensor to read for each that the closure reads.
-        current: the graph.
-        copy_replacing: copies its ops.
-    """
+    """Build a traced gradient in the current graph, of other tensors."""
     body, results = traced.body, traced.results
     inputs: MutableIdentityMap[Tensor] = MutableIdentityMap()
     for stand_in, grad in zip(traced.stand_ins, grads_, strict=True):
@@ -210,21 +195,19 @@ def _rebuilt(
 def read_by_gradient(op: Operation) -> list[Tensor]:
     """Return the tensors of its graph that the gradient of an op reads.
 
-    None if the gradient is no closure: then it reads what the op reads and makes. None,
-    too, if it cannot be built; whoever differentiates learns why.
-
-    Cost: that of tracing the gradient, the first time.
+    None if the gradient is no closure: then it reads the inputs and outputs of the op.
+    None, too, if it cannot be built; whoever differentiates learns why.
     """
     gradient = gradient_functions.gradient_of(op) if op.type == "IdentityN" else None
     if gradient is None or not gradient_functions.is_closure(gradient):
         return []
-    state = state_of(op.graph)
-    rewired = state.rewired_ops.get(gradient)
+    rewired = slot(op.graph, gradient_functions.RewiredOps).get(gradient)
     if rewired is not None:
         gradient = rewired.gradient
-    if gradient not in state.gradient_reads:
-        state.gradient_reads[gradient] = _read_by_closure(op, gradient)
-    reads: list[Tensor] = state.gradient_reads[gradient]
+    known = slot(op.graph, GradientReads)
+    if gradient not in known:
+        known[gradient] = _read_by_closure(op, gradient)
+    reads = known[gradient]
     if rewired is None:
         return reads
     now = [(t, rewired.stand_ins().get(t, t)) for t in reads]
@@ -246,9 +229,7 @@ class _Traced:
     """A gradient, built in a graph of its own.
 
     Attributes:
-        body: the graph.
         stand_ins: its placeholder for each incoming gradient, None where there is none.
-        results: what the gradient returned.
         read: (outside tensor, placeholder inside) for each that the gradient reads.
     """
 
@@ -274,7 +255,7 @@ def _traced(op: Operation, gradient: str, grads: Iterable[Tensor | None]) -> _Tr
 def _copies_for(name: str, graph_: Graph | None, op: Operation) -> IdentityMap[Tensor]:
     copies: IdentityMap[Tensor] | None = None
     if graph_ is not None:
-        copies = state_of(graph_).gradient_copies.get(name)
+        copies = slot(graph_, _GradientCopies).get(name)
     if copies is None:
         raise TransformError(
             f"the gradient of '{op.name}' was made for a copy in another graph; copy "
@@ -336,10 +317,10 @@ def _carry_over(
 def _carry_waits(
     ops: Iterable[Operation], inputs: IdentityMap[Tensor], info: TransformerInfo
 ) -> None:
-    """Let copies wait for what stands for the placeholders that the originals wait for.
+    """Let copies wait for the replacements of placeholders that the originals wait for.
 
-    The gradient of `tf.nn.silu` waits so for the gradient that comes in, lest what it
-    computes anew is there from the forward pass on.
+    The gradient of `tf.nn.silu` waits so for the gradient that comes in, lest its
+    recomputed values are there from the forward pass on.
     """
     stands_for = {t.op: t_.op for t, t_ in inputs.items()}
     for op in ops:

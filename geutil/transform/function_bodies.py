@@ -29,6 +29,7 @@ from geutil.graph import (
 from geutil.graph.flat_body import Arg, FlatBody, flat_body
 from geutil.graph.function_calls import Caller, call_others, callers_in, recalling
 from geutil.graph.types import Graph, Operation, Tensor, is_func_graph
+from geutil.graph.walks import topological_order
 from geutil.select.walks import get_backward_walk_ops
 
 
@@ -37,9 +38,8 @@ class ReadBody:
     """The body of a function as a graph whose ends nothing reads yet.
 
     Attributes:
-        graph: the graph.
         inputs: the arguments by name, in order: placeholders.
-        body: the nodes that it was made of, and what they return.
+        body: the nodes that it was made of, and their results.
     """
 
     graph: Graph
@@ -56,11 +56,9 @@ class ReadBody:
         return self.graph.get_tensor_by_name(where if ":" in where else f"{where}:0")
 
     def side_effects(self) -> list[Operation]:
-        """Return the ops that a call runs besides what the results need.
+        """Return the ops that a call runs besides the ancestors of its results.
 
         Functions of version 1 do not name them: TensorFlow runs all that have a state.
-
-        Cost: linear in the ops.
         """
         if self.body.control_results:
             names = dict.fromkeys(node for _, node in self.body.control_results)
@@ -87,16 +85,10 @@ def read_body(
     Args:
         definition: a `FunctionDef`.
         library: those that it calls, however indirectly.
-        passed: what a caller passes for arguments: of resources, the placeholders learn
-            from it what is behind the handle.
+        passed: the arguments that a caller passes: of resources, the placeholders take
+            the handle data from them.
         release: takes from a `GraphDef` the colocation with nodes that are not in it;
             TensorFlow refuses that.
-
-    Raises:
-        TransformError: the definition is damaged.
-        ValueError, TypeError, tf.errors.OpError: TensorFlow refuses its nodes.
-
-    Cost: linear in nodes and edges.
     """
     library = list(library)
     flat = flat_body(definition, {d.signature.name: d for d in library})
@@ -189,11 +181,6 @@ def define_body(
         sinks: for each result by name the op that reads it.
         effects: the op that waits for its side effects.
         like: the `FunctionDef` that the body was read from, for its attributes.
-
-    Raises:
-        ValueError: TensorFlow refuses the function.
-
-    Cost: linear in the ops of the graph.
     """
     needed = frozenset(needed)
     ends = {t.op for t in inputs.values()} | {*sinks.values(), effects}
@@ -213,16 +200,7 @@ Written = Mapping[str, tuple[Graph, Any]]
 
 
 def hold_functions(graph: Graph, names: Iterable[str], written: Written) -> list[str]:
-    """Give a graph new functions, with all that they call.
-
-    Args:
-        graph: the graph of an op that will call them.
-        names: their names.
-        written: the new functions.
-
-    Returns:
-        The names of all functions that the graph was given.
-    """
+    """Give a graph new functions, with all that they call."""
     added_names = []
     for name in names:
         source, definition = written[name]
@@ -237,16 +215,13 @@ class OpenedFunction:
     """A function as a graph that can be edited.
 
     Attributes:
-        name: the name of the function.
-        graph: its body.
-        definition: its `FunctionDef`.
         inputs: its arguments by name, in order: placeholders.
         sinks: for each result by name, in order, the Identity that reads it.
-        effects: an op that waits for what the function runs besides.
+        effects: an op that waits for the function's other ops.
         callers: the ops that call it, in the graph and in opened functions.
-        fixed: whether it cannot be written back: an op that calls it, or calls what
-            calls it, does so by being of a type of its name. Such an op cannot be made
-            to call another function.
+        fixed: whether it cannot be written back: an op that calls it, or a caller of
+            it, has its name as the op's type. Such an op cannot be made to call another
+            function.
     """
 
     name: str
@@ -281,10 +256,7 @@ class Unopened:
     """A function that cannot be opened.
 
     Attributes:
-        name: its name.
-        caller: an op that calls it.
-        definitions: its `FunctionDef`, and those of what it calls, however indirectly.
-        reason: why.
+        definitions: its `FunctionDef`, and those of all its callees.
     """
 
     name: str
@@ -296,14 +268,8 @@ class Unopened:
 class OpenedFunctions:
     """The functions that the ops of a graph call, however indirectly.
 
-    Args:
-        graph: the graph, which is not changed before `write_back`.
-
     Attributes:
-        opened: those that can be edited, callers before what they call.
-        unopened: those that cannot.
-
-    Cost: linear in the ops of the graph and of the functions.
+        opened: those that can be edited, callers before callees.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -344,16 +310,6 @@ class OpenedFunctions:
 
         Functions that call edited ones are rebuilt as well. Within a transaction of
         the graph, the calls go back when it is undone.
-
-        Args:
-            edited: the functions that were edited; none of them `fixed`.
-
-        Raises:
-            StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
-                forbidden.
-            ValueError: TensorFlow refuses a function.
-
-        Cost: linear in the ops of the graph, of these functions and their callers.
         """
         changed = set(edited)
         if not changed:
@@ -377,8 +333,7 @@ class OpenedFunctions:
             return [callee.name for callee in self._called_by(self._by_name[name])]
 
         return [
-            self._by_name[name]
-            for name in function_defs.callees_first(self._by_name, called)
+            self._by_name[name] for name in topological_order(self._by_name, called)
         ]
 
     def _called_by(self, function: OpenedFunction) -> list[OpenedFunction]:
@@ -396,7 +351,7 @@ def _called_others(graph: Graph, names: Mapping[str, str], written: Written) -> 
         has_new_calls = True
         added_names = hold_functions(graph, new, written)
         if is_func_graph(graph):
-            # What is traced finds the functions it calls outside its graph.
+            # A traced function finds its callees outside its graph.
             functions.publish_functions(graph, added_names)
         edits.note_undo(graph, recalling(caller))
         call_others(caller, names)
@@ -404,15 +359,7 @@ def _called_others(graph: Graph, names: Mapping[str, str], written: Written) -> 
 
 
 def open_function(host: Graph, caller: Caller, name: str) -> OpenedFunction | Unopened:
-    """Return a function that an op of a graph calls, opened by itself.
-
-    Args:
-        host: the graph.
-        caller: the op.
-        name: the name of the function.
-
-    Cost: linear in its ops, and in the functions that it calls.
-    """
+    """Return a function that an op of a graph calls, opened by itself."""
     definition = function_defs.definition_in(host, name)
     behind = function_defs.functions_behind(host, definition)
     passed = caller.passed(definition)
@@ -432,12 +379,6 @@ def trace_bodies(graph: Graph, ops: Iterable[Operation]) -> None:
     TensorFlow keeps the body that a loop was traced with, where elements of lists have
     the shapes that they had then. The body of a copy it makes anew from its definition,
     without these: gradients come out the same, by more ops.
-
-    Args:
-        graph: the graph of the loops.
-        ops: the loops, among other ops.
-
-    Cost: linear in the ops, and in those of the bodies.
     """
     loops = frozenset(op for op in ops if op.type in op_types.LOOPS)
     for caller in callers_in(graph) if loops else ():

@@ -99,7 +99,7 @@ def assign_renamed_collections_handler(
     Args:
         info: the running transformation.
         elem: an op or tensor of the source graph.
-        elem_: its transformed version.
+        elem_: its copy.
 
     Example:
         >>> import tensorflow as tf

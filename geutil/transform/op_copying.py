@@ -41,7 +41,7 @@ ControlHandler = Callable[[TransformState, Operation], Operation | None]
 
 
 def finish_copies(info: TransformState) -> None:
-    """Give the ops copied as they are what an import loses. Linear in the ops."""
+    """Restore the attributes that an import loses on copied ops. Linear in the ops."""
     unlike = _ops_with_other_shapes(info)
     pairs = info.copied.items()
     alike = [p for p in pairs if p[0] not in unlike] if unlike else pairs
@@ -57,7 +57,7 @@ def finish_copies(info: TransformState) -> None:
 
 
 def _carry_handles(alike: Iterable[tuple[Operation, Operation]]) -> None:
-    """Let the handles that copies yield lead to what those of the originals lead to.
+    """Copy the handle data of the originals' results to those of the copies.
 
     TensorFlow infers that for ops that make a resource or hand one on. It does not for
     placeholders of a function's arguments, and so for no loop that such a handle goes
@@ -73,8 +73,8 @@ def _ops_with_other_shapes(info: TransformState) -> set[Operation]:
     """Return the ops whose copies may well have other static shapes.
 
     That is, ops that a caller's function altered, and ops behind those or behind a
-    tensor whose stand-in has another shape. For these, what the original knows about
-    shapes need not hold.
+    tensor whose stand-in has another shape. For these, the shapes of the original need
+    not hold.
     """
     pairs = [(t, info.transformed_ts[t]) for t in (*info.outside_ts, *info.handled_ts)]
     pairs += info.replacements.items()
@@ -102,11 +102,11 @@ def _set_colocation(info: TransformState) -> None:
 def connect_control_inputs(
     info: TransformState, handler: ControlHandler, ops: Iterable[Operation]
 ) -> None:
-    """Make the copies wait for what the handler makes of each control input.
+    """Make the copies wait for the handler's result for each control input.
 
     Args:
         info: the running transformation.
-        handler: returns the op that stands for a control input, or None.
+        handler: returns the op that corresponds to a control input, or None.
         ops: the originals of the copies that have control inputs to connect. Control
             edges that the copy has are not made again.
     """
@@ -118,12 +118,7 @@ def connect_control_inputs(
 
 
 def whole_contexts(info: TransformState) -> list[v1_control_flow.ContextMembers]:
-    """Return the contexts of the view that will be copied, outer before inner.
-
-    Raises:
-        TransformError: the view holds part of a loop's machinery, or part of a loop
-            that is to be copied to another graph.
-    """
+    """Return the contexts of the view that will be copied, outer before inner."""
     whole = []
     contexts = v1_control_flow.members_of_contexts(info.graph, info.sgv.ops)
     info.has_contexts = bool(contexts)
@@ -139,11 +134,7 @@ def whole_contexts(info: TransformState) -> list[v1_control_flow.ContextMembers]
 def check_replacements(
     info: TransformState, whole: Iterable[v1_control_flow.ContextMembers]
 ) -> None:
-    """Refuse stand-ins that the copies would have to read across a loop's frame.
-
-    Raises:
-        TransformError: naming the two tensors, and the op whose copy would read.
-    """
+    """Refuse stand-ins that the copies would have to read across a loop's frame."""
     copied = {id(m.context) for m in whole if v1_control_flow.is_loop(m.context)}
     for t, t_ in info.replacements.items():
         lives = output_while_context(t_.op)
@@ -223,7 +214,7 @@ def copy_contexts(
 def _renaming(
     info: TransformState, members: v1_control_flow.ContextMembers
 ) -> Callable[[str], str | None]:
-    """Return what finds the new name of an op or tensor that a context knows."""
+    """Return a function that finds the new name of an op or tensor of a context."""
     left_out = {
         element.name
         for op in members.ops
@@ -252,18 +243,10 @@ def copy_ops_in_bulk(
 
     Args:
         info: the running transformation; its maps are filled.
-        transform_outside: gives the tensor that stands for one from outside the view.
+        transform_outside: gives the tensor that corresponds to one from outside the
+            view.
         keep_control_inputs: whether control edges between the ops are copied.
         nodedef_fn: changes the `NodeDef` of each copy before the op is made.
-
-    Returns:
-        False, with nothing done, when the ops do not fit into one protobuf.
-
-    Raises:
-        TransformError: TensorFlow refuses the nodes, for example because a replacement
-            has a shape that an op cannot take.
-
-    Cost: at most half as much again as `tf.import_graph_def` of the same nodes.
     """
     ops = adjacency.topological_sort(info.sgv.ops)
     graph_def = creation.graph_def_of(info.graph, ops)
@@ -410,14 +393,6 @@ def transform_ops_one_by_one(
     info: TransformState, transform_outside: OutsideHandler, op_handler: Any
 ) -> None:
     """Call `op_handler(info, op, new_inputs)` for each op, producers first.
-
-    Args:
-        info: the running transformation; its maps are filled.
-        transform_outside: gives the tensor that stands for one from outside the view.
-        op_handler: returns `(op_, outputs_)`.
-
-    Raises:
-        TransformError: the handler returned the op itself.
 
     Cost: linear in the ops, about 300 us an op.
     """

@@ -41,9 +41,6 @@ class _Stencil:
 class Stencils:
     """Groups of ops to be made in a graph.
 
-    Args:
-        graph: the graph.
-
     Cost: one trace for each kind of group; then linear in the ops.
 
     Example:
@@ -78,16 +75,13 @@ class Stencils:
         """Plan one more group.
 
         Args:
-            kind: what tells its function from others. Arguments of other dtypes or
-                ranks are another kind of themselves.
+            kind: a key that tells its function from others. Arguments of other dtypes
+                or ranks are another kind of themselves.
             function: makes the ops of a group; takes the arguments, and returns a
                 sequence of tensors.
             name: the scope of the new ops, which has to be unused.
             arguments: tensors of the graph, or results of groups planned before.
             device: the device of the ops.
-
-        Returns:
-            The results, which exist once `make` was called.
         """
         stencil = self._stencil(kind, function, arguments)
         names = {
@@ -107,11 +101,7 @@ class Stencils:
         return results
 
     def make(self) -> dict[Later, Tensor]:
-        """Make all groups; return the tensor behind each result.
-
-        Raises:
-            TransformError: an op of the name of a new one is in the graph.
-        """
+        """Make all groups; return the tensor behind each result."""
         self._check_names()
         import_ops(self._graph, self._graph_def, self._given)
         get_tensor = self._graph.get_tensor_by_name
@@ -170,7 +160,7 @@ def _kind_of(tensor: Tensor | Later) -> tuple[Any, Any]:
 
 
 def _renamed(name: str, own: dict[str, str], arguments: dict[str, str]) -> str:
-    """Return what a node reads under its new name, a control input perhaps."""
+    """Return an input of a node, or a control input, under its new name."""
     mark = "^" if name.startswith("^") else ""
     op, _, index = name.removeprefix("^").partition(":")
     if op in arguments:

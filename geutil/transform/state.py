@@ -23,8 +23,6 @@ class TransformState:
     Names with a trailing underscore speak of the destination, as in `graph_`.
 
     Attributes:
-        sgv: the view that is transformed.
-        sgv_inputs_set: its inputs.
         ops: its ops.
         graph, scope: the source graph, and the scope that names are relative to.
         graph_, scope_: the destination graph and scope.
@@ -92,11 +90,7 @@ class TransformState:
         return self.graph is self.graph_
 
     def new_name(self, name: str) -> str:
-        """Return the name in the destination scope for a name in the source scope.
-
-        Raises:
-            TransformError: the name does not lie in the source scope.
-        """
+        """Return the name in the destination scope for a name in the source scope."""
         if not name.startswith(self.scope):
             raise TransformError(
                 f"'{name}' does not lie in the source scope '{self.scope}'; pass "
@@ -132,7 +126,7 @@ MissingFunction = Callable[[Any], Any]
 
 
 class TransformerInfo:
-    """The ops and tensors of a view and their transformed versions.
+    """The ops and tensors of a view, with their copies.
 
     Args:
         info: the state of the transformation.
@@ -166,12 +160,12 @@ class TransformerInfo:
     def transformed(
         self, original: Any, missing_fn: MissingFunction | None = None
     ) -> Any:
-        """Return the result of the transformation of an op or tensor.
+        """Return the copy of an op or tensor.
 
         Args:
             original: an op, a tensor, the name of one, or a nested structure of these.
-            missing_fn: called for an element that was not transformed; without it,
-                the result is None.
+            missing_fn: called for an element that was not transformed; without it, None
+                means that element.
 
         Returns:
             A structure like `original`.
@@ -184,13 +178,13 @@ class TransformerInfo:
     def original(
         self, transformed: Any, missing_fn: MissingFunction | None = None
     ) -> Any:
-        """Return the original of an op or tensor of the result.
+        """Return the original of a copied op or tensor.
 
         Args:
             transformed: an op, a tensor, the name of one, or a nested structure of
                 these.
             missing_fn: called for an element that is no result of the transformation;
-                without it, the result is None.
+                without it, None means that element.
 
         Returns:
             A structure like `transformed`.
@@ -278,7 +272,7 @@ def carry_functions(info: TransformState) -> None:
         graph_def.library.CopyFrom(library)
         creation.import_ops(info.graph_, graph_def, {})
         if types.is_func_graph(info.graph_):
-            # What is traced finds the functions it calls outside its graph.
+            # A traced function finds its callees outside its graph.
             functions.publish_functions(
                 info.graph_, [f.signature.name for f in library.function]
             )

@@ -9,14 +9,14 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TransformError
 from geutil.graph import creation, replicas, resource_variables
-from geutil.graph.state import state_of
+from geutil.graph.state import slot
 from geutil.graph.types import Graph, Tensor, type_name
 
 STEP_NAME = "fake_quantization_step"
 
 
 class StepCounter:
-    """A variable that grows by one with each step, and what a step reads of it.
+    """A variable that grows by one with each step, and its value in the step.
 
     Attributes:
         variable: an int64 variable that is not trained.
@@ -40,23 +40,22 @@ class StepCounter:
                 self.value: Tensor = tf.add(before, 1, name="value")
 
 
+class _StepCounters(dict[int, StepCounter]):
+    """The step counters of a graph, by the replica that reads them."""
+
+
 def step_counter(graph: Graph, variable: Any = None) -> StepCounter:
     """Return the step counter of a graph, made on the first call.
 
     In the FuncGraph of a `tf.function` the variable is made outside, and the graph
     keeps it alive. In a v1 graph it is a global variable, to be initialized with the
-    others; each `Session.run` that fetches what depends on the counter counts.
+    others; each `Session.run` that depends on the counter counts.
 
     Args:
         graph: the graph; the FuncGraph of a function only while it is traced.
-        variable: what to count in; None makes one, of name `fake_quantization_step`.
-            A function that is traced more than once needs one for all traces.
-
-    Raises:
-        ArgumentTypeError: `variable` is not a resource variable of type int64.
-        TransformError: the graph counts in another variable.
-
-    Cost: constant.
+        variable: the variable to count in; None makes one, of name
+            `fake_quantization_step`. A function that is traced more than once needs one
+            for all traces.
 
     Example:
         >>> import tensorflow as tf
@@ -80,7 +79,7 @@ def step_counter(graph: Graph, variable: Any = None) -> StepCounter:
                 graph, np.int64(0), STEP_NAME
             )
         counter = StepCounter(graph, variable)
-        state_of(graph).step_counters[replicas.index()] = counter
+        slot(graph, _StepCounters)[replicas.index()] = counter
     if variable is not None and counter.variable is not variable:
         raise TransformError(
             f"the graph counts its steps in '{counter.variable.name}' already, not in "
@@ -94,11 +93,11 @@ def counter_of(graph: Graph) -> StepCounter | None:
 
     Each replica of `tf.distribute` counts in a copy of its own.
     """
-    return state_of(graph).step_counters.get(replicas.index())
+    return slot(graph, _StepCounters).get(replicas.index())
 
 
 def check_step_variable(variable: Any) -> None:
-    """Raise ArgumentTypeError for what steps cannot be counted in."""
+    """Raise ArgumentTypeError for a variable that cannot count steps."""
     if not isinstance(variable, tf.Variable) or not hasattr(variable, "handle"):
         raise ArgumentTypeError(
             "steps are counted in a resource variable, such as tf.Variable(0, "

@@ -85,8 +85,8 @@ class Transformer:
             dst_scope: their name scope.
             src_scope: the scope that their names are relative to: with "a" and
                 dst_scope "b", "a/x" becomes "b/x".
-            reuse_dst_scope: whether a scope that exists is used as it is; otherwise
-                it gets a number.
+            reuse_dst_scope: whether a scope that exists is used as it is; otherwise it
+                gets a number.
 
         Returns:
             `(sgv_, info)`: a view of the new ops whose inputs and outputs are in the
@@ -96,7 +96,7 @@ class Transformer:
             ArgumentTypeError: `sgv` makes no view, or `dst_graph` is no graph.
             TransformError: an op lies outside `src_scope`, part of a version 1 loop is
                 missing or would read a replacement that lives outside, a handler
-                returned what it may not, or TensorFlow refuses.
+                returned a wrong type, or TensorFlow refuses.
             FinalizedGraphError: `dst_graph` is finalized.
 
         Cost: linear in the ops; copied in bulk, at most half as much again as
@@ -133,7 +133,7 @@ class Transformer:
         return _transformed_view(info), TransformerInfo(info)
 
     def _check(self, info: TransformState) -> list[ContextMembers]:
-        """Refuse what can be refused before a name is taken; return whole contexts."""
+        """Make the checks that need no name; return whole contexts."""
         if info.scope:
             for op in info.sgv.ops:
                 info.new_name(op.name)
@@ -171,7 +171,7 @@ class Transformer:
         transform_ops_one_by_one(info, outside, self.transform_op_handler)
 
     def _transform_outside(self, info: TransformState, t: Tensor) -> Tensor:
-        """Return what stands for a tensor from outside; asked once for each."""
+        """Return the replacement of a tensor from outside; asked once for each."""
         t_ = info.replacements.get(t)
         if t_ is None:
             t_ = info.transformed_ts.get(t)
@@ -217,12 +217,12 @@ def copy_replacing(
 
     Args:
         view: the view.
-        replacements: what to read in place of each tensor.
+        replacements: the tensor to read in place of each.
         dst_graph: as in `Transformer.__call__`, with the three that follow.
         dst_scope: see there.
         src_scope: see there.
         reuse_dst_scope: see there.
-        keep_control_inputs: whether the copies wait for what the ops wait for.
+        keep_control_inputs: whether the copies wait for the ops' control inputs.
     """
     copier = Transformer()
     if not keep_control_inputs:

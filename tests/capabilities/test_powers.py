@@ -333,8 +333,10 @@ def test_a_saver_writes_below_the_path_that_it_is_passed():
         (("prefix", "above"), False),
         (("part",), False),
     ):
-        nodes = {n: graph_scan.Node("Const", (), (v,)) for n, v in constants.items()}
-        nodes["joined"] = graph_scan.Node("StringJoin", pieces, ())
+        nodes = {
+            n: graph_scan.ScannedNode("Const", (), (v,)) for n, v in constants.items()
+        }
+        nodes["joined"] = graph_scan.ScannedNode("StringJoin", pieces, ())
         body = SimpleNamespace(arguments=("prefix",), nodes=nodes)
         assert saved_models._is_within(body, "joined") == is_within, pieces
 

@@ -64,6 +64,16 @@ class Command:
         assert said.code == code, said
         return said.out
 
+    def tables(self, *arguments):
+        """Return the rows of each table that it prints into a pipe, by their heads."""
+        tables = self.done(*arguments).removesuffix("\n").split("\n\n")
+        return [
+            [dict(zip(heads, row, strict=True)) for row in rows]
+            for heads, *rows in (
+                [line.split("\t") for line in table.split("\n")] for table in tables
+            )
+        ]
+
     def json(self, *arguments, code=0):
         """Return what it tells programs."""
         return json.loads(self.done(*arguments, "--json", code=code))

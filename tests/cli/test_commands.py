@@ -1,13 +1,17 @@
 """What the command does, command by command."""
 
 import json
+import re
+import shlex
+import shutil
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil import model
+from geutil import model, tflite
 from geutil.quantize import BitPlan
+from geutil.quantize.kept_ranges import NAME, ranges_kept
 from geutil.tflite.run import new_interpreter
 from geutil.version import __version__
 from tests.settings import needs_eager
@@ -43,9 +47,9 @@ def test_inspect(geutil, folder):
     (first, count), *others = found["scopes"].items()
     assert others
     assert first.rpartition("/")[2].startswith("norm")
-    rows = geutil("ops", folder / "net", "--scope", first).out.splitlines()
+    (rows,) = geutil.tables("ops", folder / "net", "--scope", first)
     assert len(rows) == count
-    assert all(row.startswith(f"{first}/") for row in rows)
+    assert all(row["name"].startswith(f"{first}/") for row in rows)
 
 
 def test_a_format_may_be_named(geutil, folder, tmp_path):
@@ -55,9 +59,10 @@ def test_a_format_may_be_named(geutil, folder, tmp_path):
     assert "not run beside what was read: '.name' does not say" in said
 
 
-def test_ops_in_a_pipe_are_lines_with_tabs(geutil, folder):
+def test_ops_in_a_pipe_are_lines_with_tabs_and_heads(geutil, folder):
     said = geutil("ops", folder / "net", "--type", "Conv2D")
-    (line,) = said.out.splitlines()
+    heads, line = said.out.splitlines()
+    assert heads == "name\ttype\tshapes"
     name, kind, _ = line.split("\t")
     assert kind == "Conv2D"
     (row,) = geutil.json("ops", folder / "net", "--regex", f"{name}$")
@@ -81,7 +86,7 @@ def test_fold_check_and_diff(geutil, folder, tmp_path):
 
 
 def test_cut_rename_and_batch_size(geutil, folder, tmp_path):
-    relu = geutil("ops", folder / "net", "--type", "Relu").out.split("\t")[0]
+    relu = geutil.json("ops", folder / "net", "--type", "Relu")[0]["name"]
     for call, target, inputs, outputs in (
         ("cut {net} --input image --to half={relu}", "cut", {"image": None}, ["half"]),
         (
@@ -105,11 +110,13 @@ def test_cut_rename_and_batch_size(geutil, folder, tmp_path):
         for name, end in told["inputs"].items():
             assert end["shape"] == m.inputs[name].shape.as_list()
             assert end["dtype"] == "float32"
+    said = geutil.done("batch-size", tmp_path / "cut", "3", "-o", tmp_path / "again")
+    assert f", {told['ops']} ops) -> " in said
 
 
 def test_splice(geutil, folder, tmp_path):
     m = model.open(str(folder / "net"))
-    relu = geutil("ops", folder / "net", "--type", "Relu").out.split("\t")[0]
+    relu = geutil.json("ops", folder / "net", "--type", "Relu")[0]["name"]
     m.cut(outputs={"half": relu}).save(tmp_path / "half")
     both = [folder / "net", tmp_path / "half", "-o", tmp_path / "spliced"]
     ends = ["--replace", f"{relu}=half", "--feed", "image=image"]
@@ -224,7 +231,70 @@ def test_files_with_ends_of_other_types(geutil, folder, tmp_path):
     geutil.done("check", file, "--against", simulated, *data)
     again = tmp_path / "again.tflite"
     geutil.done("calibrate", simulated, *data, "-o", again, *types)
-    assert again.read_bytes() == file.read_bytes()
+    # The one that `quantize` wrote has its ranges in it, too.
+    first, second = tflite.open(file), tflite.open(again)
+    first.strip(metadata=[NAME])
+    second.strip()
+    assert first.to_bytes() == second.to_bytes()
+
+
+def noise(told):
+    """Return the noise of layers; a SavedModel has an Identity for each output more."""
+    layers = (e for e in told["layers"] if e["op_type"] != "Identity")
+    return {e["op"]: (e["own"], e["accumulated"], e["file_steps"]) for e in layers}
+
+
+def test_the_ranges_of_a_file_are_kept_in_it(geutil, folder, tmp_path):
+    data, file = ["--data", folder / "data.npz"], tmp_path / "net.tflite"
+    bits, plan = ["--size", "90%"], tmp_path / "plan.json"
+    geutil.done("bits", folder / "net", *data, *bits, "-o", plan)
+    for number, options in enumerate(
+        (["--skip", "last"], ["--bits", plan], ["--keep-norms", "--scheme", "int16x8"])
+    ):
+        simulated = tmp_path / f"simulated{number}"
+        geutil.done("quantize", folder / "net", *data, *options, "-o", simulated)
+        made = ["-o", file, "--force", *options]
+        said = geutil.done("quantize", folder / "net", *data, *made)
+        command = re.search("`geutil (check .* --layers)`", said)[1]
+        found = geutil.json(*shlex.split(command), "--steps", "9")
+        words = ["check", file, "--against", simulated, *data, "--layers"]
+        expected = geutil.json(*words, "--steps", "9")
+        assert noise(found) == noise(expected), options
+        assert found["outputs"] == expected["outputs"]
+        assert len(noise(found)) > 1
+    stripped = tflite.open(file)
+    stripped.strip(metadata=[NAME])
+    stripped.save(file, overwrite=True)
+    refused = geutil("check", file, "--against", folder / "net", *data, "--layers")
+    assert "keeps no ranges: make it with `geutil quantize --data`" in refused.err
+    data += ["--rounding", "gptq", "--force"]
+    said = geutil.done("quantize", folder / "net", *data, "-o", file)
+    assert "write the quantized model, too" in said
+    assert ranges_kept(tflite.open(file)) is None
+
+
+def test_data_are_told_of_before_a_model_is_opened(geutil, folder, tmp_path):
+    with np.load(folder / "data.npz") as archive:
+        images = archive["image"]
+    np.savez(tmp_path / "two.npz", picture=images, label=np.zeros(6))
+    # What cannot be opened is told after what is wrong with the data.
+    shutil.copytree(folder / "net", tmp_path / "net")
+    shutil.rmtree(tmp_path / "net" / "variables")
+    target = ["-o", tmp_path / "q"]
+    said = geutil("quantize", tmp_path / "net", *target, "--data", tmp_path / "two.npz")
+    assert "name each array as its input: numpy.savez" in said.err
+    np.save(tmp_path / "x.npy", np.uint8(images > 0))
+    data = ["--data", tmp_path / "x.npy", "--method", "min_max"]
+    said = geutil("quantize", folder / "net", *target, *data)
+    assert said.code == 0
+    assert said.err.count("0 to 255 is used as it is") == 1
+    assert "given uint8, 0 to 1, mean" in said.out
+
+
+def test_a_place_that_cannot_be_written_is_told_first(geutil, folder):
+    said = geutil("fold", folder / "net", "-o", "/proc/self/net.pb")
+    assert "'/proc/self/net.pb' cannot be written" in said.err
+    assert said.code == 1
 
 
 def test_bits_are_chosen_and_taken(geutil, folder, tmp_path):
@@ -290,5 +360,6 @@ MISSING = [
 def test_ops_that_are_not_there(geutil, folder):
     for options, meant in MISSING:
         said = geutil("ops", folder / "net", *options.split())
-        assert (said.code, said.out) == (0, "")
+        assert (said.code, said.out) == (1, "")
         assert meant in said.err
+    assert geutil.json("ops", folder / "net", "--type", "Conv2dd", code=1) == []

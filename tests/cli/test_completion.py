@@ -130,11 +130,11 @@ diff mixed.tflite mixed.tflite --html both.html
 LOOKS_AT_FILES = 6
 CODE = """
 import sys
-from geutil.cli.main import main
+from geutil.cli.app import app
+from geutil.cli.main import run
 for line in sys.argv[1].split("\\n"):
-    sys.argv = ["geutil", *line.split()]
     try:
-        main()
+        code = run(app, line.split())
     except SystemExit as ended:
         code = ended.code
     imported = sorted({"tensorflow", "numpy"} & set(sys.modules))

@@ -2,18 +2,10 @@
 
 import json
 
-import pytest
 import tensorflow as tf
 
 from geutil import model
 from geutil.cli import training_step
-
-
-def _mega(line):
-    """Return the size in the second cell of a row, which has its unit."""
-    number, unit = line.split("\t")[1].split()
-    assert unit == "MB"
-    return float(number)
 
 
 def chain(count):
@@ -45,18 +37,17 @@ def test_memory_tells_what_checkpoints_save_and_what_less_memory_costs(
     assert within["budget"] in [p["budget"] for p in plans]
     times = [p["extra_time"] for p in plans]
     assert times == sorted(times) and times[-1] > 0
-    rows = geutil.done(*large, "--curve", "--html", page).splitlines()
-    assert len(rows) == 2 + len(plans) + 1
-    assert "no plan found" in rows[-1]
-    peaks = [_mega(line) for line in rows[:2]]
+    both, rows = geutil.tables(*large, "--curve", "--html", page)
+    assert len(rows) == len(plans) + 1
+    assert rows[-1]["peak, bytes"] == "no plan found"
+    peaks = [int(row["peak, bytes"]) for row in both]
     assert peaks[1] < 0.8 * peaks[0]
-    assert 1e6 * peaks[1] < within["peak"] <= 0.8 * within["plain_peak"]
+    assert peaks[1] < within["peak"] <= 0.8 * within["plain_peak"]
     text = page.read_text()
     assert '"curve":' in text
     start = text.index('id="payload">') + len('id="payload">')
     drawn = json.loads(text[start : text.index("</script>", start)])["memory"]
-    held = [max(line["bytes"]) / 1e6 for line in drawn["timelines"]]
-    assert held == pytest.approx(peaks, rel=1e-3)
+    assert [max(line["bytes"]) for line in drawn["timelines"]] == peaks
     refused = geutil(*large, "--budget", "1MB")
     assert refused.code == 1
     assert "the least that was found is" in refused.err
@@ -90,18 +81,18 @@ def test_memory_tells_how_large_a_batch_fits(geutil, tmp_path, monkeypatch):
         return built(*arguments, **options)
 
     monkeypatch.setattr(step, "built", counting)
-    said = geutil.done("memory", net, "--memory", "500KB", "--largest-batch")
+    (rows,) = geutil.tables("memory", net, "--memory", "500KB", "--largest-batch")
     # Some four for each way.
     assert len(steps) <= 24
-    rows = [line.split("\t") for line in said.splitlines()]
     plans = [f"a plan, {share}% more time" for share in (10, 20, 40)]
-    assert [r[0] for r in rows] == ["plain", "order alone", "checkpoints", *plans]
-    plain, ordered, saving, *planned = (int(row[1]) for row in rows)
+    ways = ["plain", "order alone", "checkpoints", *plans]
+    assert [row["gradients"] for row in rows] == ways
+    plain, ordered, saving, *planned = (int(row["largest batch"]) for row in rows)
     assert 0 < plain <= ordered < saving
     # Any op as often as pays: more time fits at least as much.
     assert ordered <= planned[0] <= planned[1] <= planned[2]
     assert plain < planned[0] and saving <= planned[2]
-    assert all(_mega("\t".join(row[1:])) <= 0.5 for row in rows)
+    assert all(int(row["with variables, bytes"]) <= 500_000 for row in rows)
     # What is said of that batch, and of one more: of the step, without the variables.
     variables = (64 * 64 + 64) * 4
     for batch, fits in ((saving, True), (saving + 1, False)):
@@ -128,8 +119,8 @@ def test_memory_is_that_of_a_gpu_that_is_not_there(geutil, tmp_path):
     assert there["peak"] < 0.8 * there["plain_peak"]
     assert there["chunks"] >= there["peak"]
     assert there["plain_chunks"] >= there["plain_peak"]
-    cells = geutil.done(*large, "--device", "GPU:0").splitlines()[1].split("\t")
-    assert cells[2] == f"{there['chunks'] / 1e6:.4g} MB"
+    ((_, row),) = geutil.tables(*large, "--device", "GPU:0")
+    assert row["chunks, bytes"] == str(there["chunks"])
     limit = ("--largest-batch", "--memory", "50MB")
     rows = geutil.json("memory", net, *limit, "--device", "GPU:0")
     batches = [row["largest_batch"] for row in rows]

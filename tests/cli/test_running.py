@@ -72,7 +72,7 @@ def test_what_is_converted_computes_the_same_and_is_read(
     expected = np.load(place / "expected.npy")
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     for read in (place / source, file)[: 1 + (target != "net.tflite")]:
-        assert geutil("ops", read, "--type", "Conv2D").out.count("\n") == 1
+        assert len(geutil.json("ops", read, "--type", "Conv2D")) == 1
         found = geutil.json("inspect", read, "--scopes")
         assert len(found["scopes"]) > 1
         assert found["bytes_total"] > 1000
@@ -101,8 +101,9 @@ def test_ops_that_tensorflow_lite_lacks(geutil, words, tmp_path):
 
 
 def test_what_outputs_hold(geutil, place, folder):
-    said = geutil.done("run", place / "net.keras", "--data", place / "data.npz")
-    ((name, dtype, shape, *numbers),) = (x.split("\t") for x in said.splitlines())
+    ((row,),) = geutil.tables("run", place / "net.keras", "--data", place / "data.npz")
+    assert list(row) == ["name", "dtype", "shape", "min", "max", "mean"]
+    name, dtype, shape, *numbers = row.values()
     expected = np.load(place / "expected.npy")
     assert (name, dtype, shape) == ("last", "float32", "[6,5]")
     wanted = [expected.min(), expected.max(), expected.mean()]
@@ -118,8 +119,8 @@ def test_what_outputs_hold(geutil, place, folder):
 
 def test_strings_nothing_and_totals(geutil, words, tmp_path):
     target, data = tmp_path / "out.npz", ["--data", words / "data.npz"]
-    said = geutil.done("run", words / "net", *data, "-o", target)
-    rows = {line.split("\t")[0]: line.split("\t")[1:] for line in said.splitlines()}
+    (told,) = geutil.tables("run", words / "net", *data, "-o", target)
+    rows = {name: others for name, *others in (row.values() for row in told)}
     assert rows["file"] == ["string", "[6,4]", "-", "-", "-"]
     assert rows["empty"] == ["float32", "[0,4]", "-", "-", "-"]
     assert rows["total"] == ["float32", "[]", "276", "276", "276"]

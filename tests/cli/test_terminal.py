@@ -9,10 +9,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from geutil.cli import child
-from geutil.cli.output import counted, show_rows, working
+from geutil.cli.output import show_rows, working
+from geutil.progress import counted
 from tests.cli.processes import COMMAND, environment
-from tests.processes import run_python
 from tests.settings import needs_eager
 
 pty = pytest.importorskip("pty", reason="needs a Unix terminal")
@@ -49,7 +48,7 @@ def shown(said):
 def test_a_bar_counts_and_what_has_no_total_shows_the_time(monkeypatch):
     with terminal() as (file, said), monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", file)
-        assert list(counted("abc", "calibrating", 3)) == ["a", "b", "c"]
+        assert list(counted("abc", 3, None, "calibrating")) == ["a", "b", "c"]
         with working("opening net"):
             pass
     assert "calibrating" in shown(said)
@@ -66,7 +65,7 @@ def test_an_error_ends_the_bar(monkeypatch):
     with terminal() as (file, said), monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", file)
         with pytest.raises(OSError):
-            list(counted(items(), "calibrating", 3))
+            list(counted(items(), 3, None, "calibrating"))
     hidden, shown_again = "\x1b[?25l", "\x1b[?25h"
     assert shown(said).rindex(shown_again) > shown(said).rindex(hidden)
 
@@ -94,9 +93,9 @@ def test_without_a_terminal_nothing_is_shown(capsys, monkeypatch):
     # Wishes for colours are for terminals.
     monkeypatch.setenv("FORCE_COLOR", "1")
     with working("opening net"):
-        assert list(counted("abc", "calibrating", 3)) == ["a", "b", "c"]
+        assert list(counted("abc", 3, None, "calibrating")) == ["a", "b", "c"]
     show_rows(["name"], [("a/Conv2D",)], as_json=False)
-    assert capsys.readouterr() == ("a/Conv2D\n", "")
+    assert capsys.readouterr() == ("name\na/Conv2D\n", "")
 
 
 def test_steps_go_to_a_terminal_and_the_result_into_a_pipe(
@@ -116,12 +115,12 @@ def test_steps_go_to_a_terminal_and_the_result_into_a_pipe(
     assert [step for step in steps if step not in shown(said)] == []
 
 
-def command_with(tensorflow, folder, stderr):
-    """Run the command where this is TensorFlow, also for the child it goes on in."""
-    (folder / "tensorflow.py").write_text(f"import os\n{tensorflow}\n")
-    (folder / "net.pb").touch()
+def command_with(tensorflow, folder, stderr, *options):
+    """Run the command where this is TensorFlow."""
+    (folder / "tensorflow.py").write_text(f"import os, sys\n{tensorflow}\n")
+    (folder / "net.pbtxt").touch()
     return subprocess.run(
-        [*COMMAND, "ops", str(folder / "net.pb")],
+        [*COMMAND, "ops", str(folder / "net.pbtxt"), *options],
         env={**environment(TERM="xterm", COLUMNS="100"), "PYTHONPATH": str(folder)},
         stdout=subprocess.PIPE,
         stderr=stderr,
@@ -130,31 +129,35 @@ def command_with(tensorflow, folder, stderr):
     )
 
 
-def test_a_child_has_the_terminal_and_the_pipe_of_the_command(tmp_path):
-    ending = "os.write(1, b'result'); os.write(2, b'chatter'); os._exit(3)"
+def test_python_has_the_terminal_and_the_pipe_and_cpp_has_not(tmp_path):
+    says = "os.write(1, b'chatter'); os.write(2, b'chatter'); os.system('echo chatter')"
     with terminal() as (file, said):
-        done = command_with(ending, tmp_path, file)
-    assert (done.returncode, done.stdout) == (3, "result")
+        done = command_with(f"{says}; raise ImportError('broken')", tmp_path, file)
+    assert (done.returncode, done.stdout) == (1, "")
     assert "starting TensorFlow" in shown(said)
+    assert "broken" in shown(said)
     assert "chatter" not in shown(said)
 
 
-def test_who_reads_may_leave(folder, tmp_path):
-    leave = "import os; ends = os.pipe(); os.close(ends[0]); os.dup2(ends[1], 1); "
-    noted = tmp_path / "noted"
-    noted.touch()
-    # A process that needs no child: it is one.
-    done = run_python(
-        *("-c", leave + COMMAND[-1], "ops", folder / "net"),
-        environment=environment(**{child._VARIABLE: str(noted)}),
-    )
-    assert (done.returncode, done.stderr) == (1, b"")
+def test_who_reads_may_leave_after_the_first_lines(tmp_path):
+    """More than a pipe holds was to be printed, and all work is done."""
+    says = "print('line\\n' * 100_000); os._exit(3)"
+    (tmp_path / "tensorflow.py").write_text(f"import os\n{says}\n")
+    (tmp_path / "net.pbtxt").touch()
+    pipe = subprocess.PIPE
+    variables = environment(PYTHONPATH=f"{tmp_path}:{environment()['PYTHONPATH']}")
+    command = [*COMMAND, "ops", str(tmp_path / "net.pbtxt")]
+    with subprocess.Popen(command, env=variables, stdout=pipe, stderr=pipe) as process:
+        assert process.stdout.readline() == b"line\n"
+        process.stdout.close()
+        assert (process.wait(60), process.stderr.read()) == (3, b"")
 
 
-def test_what_tensorflow_says_when_it_does_not_start_is_shown(tmp_path):
+def test_tensorflow_does_not_start(tmp_path):
     broken = "os.write(2, b'no such instruction\\n'); raise ImportError('broken')"
     done = command_with(broken, tmp_path, subprocess.PIPE)
     assert done.returncode == 1
-    said, error = done.stderr.splitlines()
-    assert said == "no such instruction"
-    assert error.startswith("geutil: ImportError: broken")
+    (error,) = done.stderr.splitlines()
+    assert error.startswith("geutil: TensorFlow does not start: broken; --verbose")
+    done = command_with(broken, tmp_path, subprocess.PIPE, "--verbose")
+    assert done.stderr.splitlines()[0] == "no such instruction"

@@ -38,14 +38,17 @@ def test_inspect(geutil, file):
 
 
 def test_ops(geutil, file):
-    rows = [line.split("\t") for line in geutil.done("ops", file).splitlines()]
+    (rows,) = geutil.tables("ops", file)
     # So many the interpreter runs, too.
     counts = geutil.json("inspect", file)["ops"]
-    assert collections.Counter(kind for _, kind, _ in rows) == counts
-    assert ["between/sine", "SIN", "float32 [1, 16, 16, 3]"] in rows
-    told = geutil.done("ops", file, "--scope", "between", "--regex", "^b.*sin")
-    assert [line.split("\t")[0] for line in told.splitlines()] == ["between/sine"]
+    assert collections.Counter(row["type"] for row in rows) == counts
+    assert ["between/sine", "SIN", "float32 [1, 16, 16, 3]"] in [
+        list(row.values()) for row in rows
+    ]
+    ((row,),) = geutil.tables("ops", file, "--scope", "between", "--regex", "^b.*sin")
+    assert row["name"] == "between/sine"
     said = geutil("ops", file, "--type", "SINE")
+    assert said.code == 1
     assert "there is no op of type 'SINE'; did you mean SIN?" in said.err
     for option, why in (("--regex", "no regular expression"), ("--signature", "no")):
         said = geutil("ops", file, option, "[")

@@ -1,9 +1,12 @@
 """What commands refuse is told in their own words, in one line."""
 
 import ast
+import json
 import logging
 import re
 import shlex
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -14,6 +17,7 @@ from geutil.cli import wording
 from geutil.cli.app import app
 from geutil.cli.output import cut_in_middle
 from tests import tflite_files
+from tests.cli.processes import environment
 from tests.processes import ROOT
 from tests.settings import needs_eager
 
@@ -56,6 +60,11 @@ def wrong(folder, tmp_path_factory):
     m.rename(inputs={"image": "a/b"}).save(place / "slash.pb", "graph_def")
     m.outputs["more"] = next(iter(m.outputs.values()))
     m.save(place / "more")
+    specs = [tf.TensorSpec([None, 8, 8, 3], name=name) for name in ("image", "mask")]
+    pair = tf.function(
+        lambda image, mask: {"last": image * mask}, input_signature=specs
+    )
+    model.open(pair).save(place / "pair")
     (place / "two.tflite").write_bytes(tflite_files.two_signatures().blob)
     for name in ("taken", "page.html", "damaged"):
         (place / name).mkdir()
@@ -71,12 +80,9 @@ def wrong(folder, tmp_path_factory):
     with np.load(folder / "data.npz") as archive:
         image = archive["image"]
     np.savez(place / "data.npz", image=image)
-    np.savez(place / "named.npz", picture=image)
-    np.savez(place / "more.npz", image=image, label=np.zeros(6))
-    np.savez(place / "apart.npz", image=image, other=np.zeros(3))
+    np.savez(place / "named.npz", picture=image, label=np.zeros(6))
     np.savez(place / "wide.npz", image=np.zeros([2, 8, 8, 4], np.float32))
     np.savez(place / "empty.npz")
-    np.save(place / "array.npy", image)
     (place / "cut.npy").write_bytes(b"PK\3\4 and no more")
     return place
 
@@ -110,7 +116,8 @@ ops short.tflite | TFLite file & convert the model again
 ops both | pass --signature with one of ['one', 'text']
 ops net --signature nope | no signature 'nope'; it has
 ops none | save it again with a signature
-ops net --regex ( | no regular expression & re.escape
+ops net --regex ( | no regular expression & backslash
+unroll net -o new --loop ( | no regular expression & backslash
 cut net -o new | --input or --to
 cut net -o new --to nope | scope 'nope'; similar are
 cut net -o new --to out=nope | scope 'nope'; similar are
@@ -170,7 +177,7 @@ bits net --data data.npz --size 1% | the smallest takes
 bits net --data data.npz --size 60% -o data.npz | data.npz' is there already
 bits net --data data.npz --size 101% | --size
 bits net --data empty.npz --size 90% | empty
-quantize net -o new --data named.npz | 'image'
+quantize net -o new --data named.npz | 'image' & numpy.savez & arrays['picture']
 quantize net -o new --data empty.npz | empty
 quantize net -o new.tflite | --data
 quantize net -o new.tflite --data text.npz | numpy.savez
@@ -203,13 +210,11 @@ memory net --size x=8,8,3 | ['image']
 memory net.pb | frozen from
 diff net nowhere | there is nothing at
 check net other --data named.npz | 'picture'
-check net net --data array.npy | numpy.savez
 check net net --data cut.npy | numpy.savez
-check net net --data apart.npz | different numbers of samples
 check net net --data none.npz | there is no data
-check net net --data taken | no .npz file & numpy.savez
+check net net --data taken | no .npz or .npy file & numpy.savez
 check net more | do not match
-check net pixels | `geutil rename --input`
+check net pair | `geutil rename --input`
 check both net | pass --signature with one of
 check net.tflite --against net --data data.npz --layers | `geutil quantize`
 convert net -o new.keras | holds a graph, which does not tell them
@@ -220,15 +225,13 @@ convert net -o new.pb --tf-ops | --tf-ops is for .tflite files
 convert both --signature text -o new.tflite | AsString & `geutil convert --tf-ops`
 convert net.tflite -o new | `geutil run`
 run NET --data named.npz | no array for input 'image'
-run NET --data more.npz | an array 'label' for no input
-run NET --data wide.npz | convert it first
+run NET --data wide.npz | [2,8,8,4], and the model takes [n,8,8,3]
 run NET --data none.npz | there is no data
-run NET --data empty.npz | has no sample
+run NET --data empty.npz | is empty: it holds no array
 run NET --data data.npz --rtol 1 | --against
 run NET --data data.npz -o new.txt | .npz
 run NET --data data.npz -o data.npz | --force
 run NET --data data.npz --against nowhere | there is nothing at
-run net --data data.npz --against pixels | 'pixels'
 run net.tflite --data data.npz --signature nope | 'nope'; it has ['serving_default']
 run two.tflite --data data.npz | has 2 signatures
 batch nowhere -o new --pipeline fold | there is nothing at
@@ -287,6 +290,63 @@ def test_wrong_use_points_to_the_help_of_the_command(geutil):
         assert line.startswith("geutil: ")
         assert [word for word in words if word not in line] == []
         assert said.code == 2
+
+
+WITHOUT_TENSORFLOW = """
+import contextlib, io, json, os, sys, time
+from geutil.cli.app import app
+from geutil.cli.main import run
+
+class Nowhere:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] in ("tensorflow", "keras"):
+            raise ImportError(name)
+
+sys.meta_path.insert(0, Nowhere())
+found = []
+for call in json.load(sys.stdin):
+    said = io.StringIO()
+    began = time.process_time()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        code = run(app, call)
+    found.append([code, said.getvalue(), time.process_time() - began])
+json.dump(found, sys.stdout)
+"""
+SECONDS = 1.0
+"""Of the processor; the command itself takes 0.3 to start."""
+
+
+@pytest.fixture(scope="module")
+def told_first(wrong):
+    """Return all wrong calls, each with what is said where there is no TensorFlow."""
+    calls = rows(ERRORS) + rows(USAGE)
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TENSORFLOW],
+        input=json.dumps([call for call, _ in calls]),
+        cwd=wrong,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [
+        (*one, *told) for one, told in zip(calls, json.loads(done.stdout), strict=True)
+    ]
+
+
+def test_wrong_calls_are_told_before_tensorflow_is_started(told_first):
+    later, wrongly = [], {}
+    for call, words, code, said, seconds in told_first:
+        if "TensorFlow does not start" in said or "ImportError: tensorflow" in said:
+            later.append(" ".join(call))
+        elif (
+            code not in (1, 2) or any(w not in said for w in words) or seconds > SECONDS
+        ):
+            wrongly[" ".join(call)] = code, said, seconds
+    assert wrongly == {}
+    assert len(told_first) - len(later) >= 100
+    # These are wrong by what is in the model, or in the data.
+    print(later)
 
 
 def test_every_command_has_an_error_in_the_table():

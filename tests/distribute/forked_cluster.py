@@ -1,4 +1,4 @@
-"""`geutil.memory.measuring.cluster` with workers that are forked.
+"""`geutil.memory.measurement.cluster` with workers that are forked.
 
 They are from before this process uses TensorFlow.
 """
@@ -8,7 +8,7 @@ import signal
 import sys
 from pathlib import Path
 
-from geutil.memory.measuring import cluster
+from geutil.memory.measurement import cluster
 from tests.distribute.programs import LIMIT
 from tests.forking import Forked, with_popen
 

@@ -16,8 +16,8 @@ from geutil.gradients import gradients
 from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.placement import default_device, full_name
 from geutil.memory import measure, predict_by_device
-from geutil.memory.measuring.cluster import READ, READY, START_RESIDENT, Worker
-from geutil.memory.predicting import executed_step
+from geutil.memory.measurement.cluster import READ, READY, START_RESIDENT, Worker
+from geutil.memory.step_prediction import executed_step
 from geutil.quantize import quantize
 from tests.distribute.cluster import TASKS, Cluster, Net, v1
 from tests.distribute.programs import REUSE, held_ports
@@ -262,7 +262,7 @@ def test_a_worker_that_nobody_asks_any_more_ends(tmp_path):
         path.write_bytes(pickle.dumps((addresses, b"")))
         done = run_python(
             "-m",
-            "geutil.memory.measuring.cluster",
+            "geutil.memory.measurement.cluster",
             path,
             "worker",
             "0",

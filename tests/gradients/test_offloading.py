@@ -9,7 +9,7 @@ from geutil.gradients import Budget, by_type, explain, gradients, last_report
 from geutil.graph.placement import kind_of
 from geutil.memory import Node, Program, predict, worst_case
 from geutil.memory.executor import simulate_with_copies
-from geutil.memory.predicting import executed_step
+from geutil.memory.step_prediction import executed_step
 
 GPU = "GPU:0"
 LAYERS, ROWS, WIDTH = 24, 512, 128

@@ -6,7 +6,7 @@ import tensorflow as tf
 from hypothesis import strategies as st
 
 from geutil.graph import call_graph
-from geutil.graph.call_graph import dependency_order, on_cycles
+from geutil.graph.call_graph import needs_first, on_cycles
 
 PROPERTY = hypothesis.settings(max_examples=100, deadline=None, derandomize=True)
 
@@ -29,7 +29,7 @@ def graph_of(needs):
 @hypothesis.given(needs())
 def test_order_and_cycles(needs):
     graph = graph_of(needs)
-    order = dependency_order(needs)
+    order = needs_first(needs)
     assert sorted(order) == sorted(needs)
     components = list(nx.strongly_connected_components(graph))
     cyclic = {k for c in components if len(c) > 1 for k in c}
@@ -44,12 +44,12 @@ def test_order_and_cycles(needs):
 
 def test_an_order_that_is_right_is_kept():
     needs = {i: [j for j in (i - 1, i - 3) if j >= 0] for i in range(50)}
-    assert dependency_order(needs) == list(needs)
+    assert needs_first(needs) == list(needs)
 
 
 def test_long_chains():
     length = 100_000
-    assert dependency_order({i: [i + 1] for i in range(length)})[0] == length - 1
+    assert needs_first({i: [i + 1] for i in range(length)})[0] == length - 1
     ring = {i: [(i + 1) % length] for i in range(length)}
     assert len(on_cycles(ring)) == length
 

@@ -2,15 +2,11 @@
 
 import itertools
 
-import networkx as nx
 import pytest
 import tensorflow as tf
-from hypothesis import given
-from hypothesis import strategies as st
 
 from geutil.graph import function_defs
 from geutil.graph.function_defs import (
-    callees_first,
     readable_name,
     unused_name,
     with_unique_functions,
@@ -151,30 +147,3 @@ def test_readable_names(name):
     assert first != second
     assert readable_name(first) == readable_name(second) == readable_name(name) == name
     assert readable_name(unused_name(first)) == name
-
-
-@given(
-    st.integers(1, 12).flatmap(
-        lambda n: st.lists(
-            st.tuples(st.integers(0, n - 1), st.integers(0, n - 1)), max_size=30
-        )
-    )
-)
-def test_callees_come_first(pairs):
-    graph = nx.DiGraph((max(p), min(p)) for p in pairs if p[0] != p[1])
-    roots = [n for n in graph if not graph.in_degree(n)]
-    edges = {str(n): [str(m) for m in graph.successors(n)] for n in graph}
-    order = callees_first(map(str, roots), edges.__getitem__)
-    assert sorted(order) == sorted(map(str, graph))
-    place = {name: i for i, name in enumerate(order)}
-    for caller, callees in edges.items():
-        assert all(place[callee] < place[caller] for callee in callees)
-
-
-def test_deep_chains_and_cycles_end():
-    deep = callees_first(["0"], lambda n: [str(int(n) + 1)] if int(n) < 50_000 else [])
-    assert deep[0] == "50000" and deep[-1] == "0"
-    assert sorted(callees_first(["a"], {"a": ["b"], "b": ["a"]}.__getitem__)) == [
-        "a",
-        "b",
-    ]

@@ -28,9 +28,9 @@ from geutil.memory import (
 from geutil.memory.allocator import ALIGNMENT, Allocator
 from geutil.memory.bounds import worst_of
 from geutil.memory.executor import simulate_side_by_side
-from geutil.memory.predicting import executed_step
 from geutil.memory.program import Device
-from geutil.memory.sizes import megabytes
+from geutil.memory.step_prediction import executed_step
+from geutil.sizes import size_text
 from tests.processes import run_python
 
 GPU = "GPU:0"
@@ -140,7 +140,7 @@ def test_no_schedule_takes_more_chunks_than_the_worst_case(checkpoints):
     ]
     assert max(taken) <= worst.peak <= 1.15 * max(worst.reached, *taken)
     assert predict(fetches, device=GPU).resident <= worst.peak
-    assert f"{megabytes(worst.gaps)} of it in chunks' gaps" in str(worst)
+    assert f"{size_text(worst.gaps)} of it in chunks' gaps" in str(worst)
 
 
 def test_tensorflows_allocator_hands_out_no_more_than_the_worst_case():

@@ -81,10 +81,21 @@ def test_outputs_in_order_where_no_name_is_shared():
             m.compare(opened(function))
 
 
+def of_two(x, z):
+    return {"y": x + z}
+
+
+def test_inputs_of_any_name_where_there_is_but_one():
+    m, other = opened(named), opened(named, tf.TensorSpec([3, 4], name="z"))
+    assert m.compare(other, samples=1) and other.compare(m, samples=1)
+    assert m.compare(other, {"x": np.ones([3, 4], np.float32)})
+    doubled = opened(lambda z: named(2 * z), tf.TensorSpec([None, 4], name="z"))
+    assert not m.compare(doubled)
+
+
 def test_refusals():
     m = opened(named)
     others = {
-        tf.TensorSpec([None, 4], name="z"): "the inputs do not match",
         tf.TensorSpec([None, 5], name="x"): "nothing fits both",
         tf.TensorSpec([None, 4], tf.float64, name="x"): "nothing fits both",
     }
@@ -92,10 +103,12 @@ def test_refusals():
         (spec, partial(m.compare, opened(named, spec)), message)
         for spec, message in others.items()
     ]
+    two = [tf.TensorSpec([None, 4], name=name) for name in "xz"]
     cases += [
         ("type", partial(m.compare, "path"), re.escape("geutil.model.open")),
         ("no samples", partial(m.compare, m, samples=0), "draw at least one"),
         ("no data", partial(m.compare, m, []), "the dataset is empty"),
+        ("inputs", partial(m.compare, opened(of_two, *two)), "the inputs do not match"),
         ("name", partial(m.compare, m, {"z": 1.0}), r"is for the inputs \['z'\]"),
     ]
     m = opened(

@@ -81,7 +81,10 @@ def test_files(tmp_path):
     np.savez(folder / "0.npz", x=X[:5])
     np.savez(folder / "1.npz", x=X[5:])
     m = single()
-    for path in (tmp_path / "x.npz", folder, str(folder)):
+    np.save(tmp_path / "x.npy", X)
+    np.savez(tmp_path / "named.npz", anything=X)
+    single_files = [tmp_path / name for name in ("x.npz", "x.npy", "named.npz")]
+    for path in (*single_files, folder, str(folder)):
         near(m.run(path)["y"], X @ MATRIX, path)
 
 
@@ -127,3 +130,17 @@ def test_calibration_and_comparison_take_the_same():
         for tensor, ends in expected.ranges.items():
             np.testing.assert_array_equal(report.ranges[tensor], ends, err_msg=name)
         assert compare_int8(m, blob, form()).most <= 1, name
+
+
+def test_images_that_are_not_scaled_are_told(caplog):
+    m = single()
+    quantize(m, is_training=False)
+    levels = np.arange(1, 256, dtype=np.uint8).reshape(85, 3)
+    (seen,) = calibrate(m, levels, "min_max", progress=False).inputs
+    assert (seen.given, seen.seen, seen.low, seen.high) == ("uint8", "float32", 1, 255)
+    assert seen.mean == 128
+    assert "trained on scaled ones" in str(seen)
+    assert "given uint8: 0 to 255 is used as it is" in caplog.text
+    scaled = calibrate(m, levels / np.float32(255), "min_max", progress=False)
+    assert not scaled.inputs[0].doubt
+    assert "to 1, mean 0.502; the network saw float32" in str(scaled)

@@ -12,7 +12,7 @@ from geutil import errors, model
 from geutil.graph import creation
 from geutil.model import freezing
 from geutil.model.freezing import replace_handles
-from geutil.model.handle_values import Value
+from geutil.model.handle_values import HandleValue
 from tests.model.body_samples import gradients
 from tests.model.frozen_samples import (
     FLOATS,
@@ -325,7 +325,7 @@ def test_a_very_long_chain_and_1_000_functions_are_no_deeper_than_any_other():
         )
     call.op = "ReadVariableOp"
     function.ret["result"] = "call:value:0"
-    value = Value("v", single, tf.TensorShape([3]).as_proto().SerializeToString())
+    value = HandleValue("v", single, tf.TensorShape([3]).as_proto().SerializeToString())
     assert replace_handles(graph_def, {"n0": value}) == set()
     assert {n.attr["T"].type for n in graph_def.node if n.op == "Identity"} == {single}
     versions = [f for f in graph_def.library.function if "_frozen_" in f.signature.name]

@@ -211,6 +211,80 @@ def test_a_float_file_is_folded_and_quantized_as_its_model_is():
     assert kinds == [op.kind for op in tflite.open(SAMPLES["int8"]().blob).ops], report
 
 
+def _dilated_norms():
+    layers = tf.keras.layers
+    x = sound = layers.Input([16, 2], name="x")
+    for rate in (1, 2):
+        x = layers.Conv1D(4, 3, padding="causal", dilation_rate=rate)(x)
+        x = layers.ReLU()(layers.BatchNormalization()(x))
+    net = tf.keras.Model(sound, layers.Dense(3)(x))
+    random = np.random.default_rng(0)
+    net.set_weights([random.uniform(0.5, 1.5, w.shape) for w in net.get_weights()])
+    return net.call, [None, 16, 2]
+
+
+def _branch():
+    w = tf.constant(np.random.default_rng(0).normal(size=(4, 4)), tf.float32)
+
+    def body(x):
+        y = x @ w
+        above = tf.reduce_sum(y) > 0
+        return tf.cond(above, lambda: tf.nn.relu(y), lambda: tf.tanh(y @ w))
+
+    return body, [None, 4]
+
+
+def _integers(m, data):
+    """Return the kinds of a model's int8 file, and the steps of its integers."""
+    fold_batch_norms(m)
+    quantize(m, is_training=False)
+    calibrate(m, data)
+    graph = tflite.open(to_int8(m)).graphs[0]
+    results = [t for op in graph.ops for t in op.outputs]
+    return [op.kind for op in graph.ops], [
+        (t.quantization.scales[0], t.quantization.zero_points[0])
+        for t in results
+        if t.quantization
+    ]
+
+
+@pytest.mark.parametrize("network", [_dilated_norms, _branch])
+def test_a_float_file_gets_the_integers_that_its_source_gets(network):
+    body, shape = network()
+    spec = tf.TensorSpec(shape, tf.float32, name="x")
+    function = tf.function(body, autograph=False, input_signature=[spec])
+    concrete = function.get_concrete_function()
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete], function)
+    again = model.from_tflite(converter.convert())
+    x = np.random.default_rng(1).normal(size=[2, *shape[1:]]).astype(np.float32)
+    wanted_kinds, wanted = _integers(model.open(concrete), [{"x": x}])
+    kinds, steps = _integers(again, [{"x": x}])
+    assert kinds == wanted_kinds
+    np.testing.assert_allclose(steps, wanted, rtol=1e-4)
+
+
+def test_zeros_that_are_filled_in_are_converted_again():
+    w = tf.constant(np.random.default_rng(0).normal(size=(4, 4)), tf.float32)
+    spec = tf.TensorSpec([None, 4], tf.float32, name="x")
+
+    @tf.function(autograph=False, input_signature=[spec])
+    def body(x):
+        rows = tf.shape(x)[0]
+        return {
+            "y": x @ w + tf.zeros([rows, 4]) @ w + tf.zeros([rows, 4, 1])[..., 0] @ w
+        }
+
+    m = model.open(body)
+    x = np.random.default_rng(1).normal(size=(2, 4)).astype(np.float32)
+    quantize(m, is_training=False)
+    calibrate(m, [{"x": x}])
+    blob = to_int8(m)
+    again = to_int8(model.from_tflite(blob))
+    assert "FILL" in [op.kind for op in tflite.open(again).ops]
+    levels = [_levels(each, "x", x[:1]) for each in (blob, again)]
+    assert levels[0] == levels[1]
+
+
 def test_flex_ops_are_the_ops_of_tensorflow():
     m = model.from_tflite(SAMPLES["flex"]().blob)
     x = np.float32([[4, 2, 0], [2, 5, 1], [0, 1, 3]])

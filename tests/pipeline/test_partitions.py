@@ -252,7 +252,7 @@ def test_placed_ops_are_there_and_what_crosses_is_told():
     assert [t.name for t in placed.received] == ["x:0"]
     assert [t.name for t in placed.sent] == ["y:0", "z:0"]
     assert (placed.received_bytes, placed.sent_bytes) == (128, 256)
-    assert "they receive 0.00013 MB: 'x:0'" in str(placed)
+    assert "they receive 128 B: 'x:0'" in str(placed)
     assert x.op.device == ""
     # Devices go back with the transaction.
     with pytest.raises(KeyError), transaction(x.graph):

@@ -137,7 +137,7 @@ class Opened:
 
     def until(self, condition: str, argument: Any = None) -> None:
         """Wait for a condition; the page's own policy forbids it to evaluate one."""
-        for _ in range(30_000):
+        for _ in range(12_000):
             if self.page.evaluate(condition, argument):
                 return
             # To ask without a pause takes the processor that the page needs.

@@ -148,7 +148,12 @@ def steps():
     return Steps(plain, saving, report)
 
 
-def _step(checkpoints):
+def training_graph(checkpoints):
+    """Return the graph of a training step of eight layers."""
+    return _traced(checkpoints).graph
+
+
+def _traced(checkpoints):
     weights = [tf.Variable(tf.eye(32), name=f"weight{i}") for i in range(8)]
 
     @tf.function(autograph=False)
@@ -164,7 +169,11 @@ def _step(checkpoints):
             weight.assign_sub(0.1 * gradient)
         return loss
 
-    traced = step.get_concrete_function(tf.TensorSpec([512, 32]))
+    return step.get_concrete_function(tf.TensorSpec([512, 32]))
+
+
+def _step(checkpoints):
+    traced = _traced(checkpoints)
     ops = traced.graph.get_operations()
     updates = [op for op in ops if op.type.startswith("Assign")]
     timeline = memory.predict([*updates, *traced.outputs])

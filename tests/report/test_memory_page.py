@@ -64,7 +64,7 @@ def test_what_is_no_curve_is_refused(steps):
 
 
 def test_the_peaks_are_told_and_drawn(trained, steps, keep):
-    headline = trained.page.locator(".headline").inner_text()
+    headline = trained.page.locator(".answers div").first.inner_text()
     plain, saving = sizes_in(headline)[:2]
     assert plain == pytest.approx(steps.plain.peak, rel=1e-3)
     assert saving == pytest.approx(steps.saving.peak, rel=1e-3)
@@ -76,7 +76,7 @@ def test_the_peaks_are_told_and_drawn(trained, steps, keep):
     assert colours[224, 122, 31] > 200
     keep(trained, "memory")
     first = trained.page.locator("main .legend").first
-    assert first.locator("span").all_inner_texts() == ["plain", "saving"]
+    assert first.locator("span").all_inner_texts() == ["plain", "checkpoints"]
     for line, text in zip(
         (steps.plain, steps.saving),
         trained.page.locator(".held").all_inner_texts(),
@@ -121,11 +121,15 @@ def test_strips_have_the_colours_of_the_legend(trained):
     marks = legend.locator("i").evaluate_all(
         "(marks) => marks.map((one) => one.style.background)"
     )
-    forward, recompute, backward, update = wanted = list(map(numbers, marks))
+    forward, recompute, backward, update, bookkeeping = map(numbers, marks)
     plain, saving = trained.dots(".strip canvas")
     assert {forward, backward, update} <= set(plain)
     assert recompute not in plain
-    assert set(wanted) <= set(saving)
+    assert {forward, recompute, backward, update} <= set(saving)
+    # Constants, shapes and control take no time, and have a place among the ops alone.
+    assert bookkeeping not in plain
+    trained.page.get_by_label("horizontal axis").select_option("ops")
+    assert bookkeeping in trained.dots(".strip canvas")[0]
 
 
 def test_the_curve_is_read_under_the_pointer(browse):
@@ -136,21 +140,23 @@ def test_the_curve_is_read_under_the_pointer(browse):
     area = page.page.locator(".chart .u-over").bounding_box()
     middle = area["y"] + area["height"] / 2
     for place, size in enumerate(sizes):
-        share = place / (len(sizes) - 1)
+        share = (place + 0.5) / len(sizes)
         x = area["x"] + 1 + share * (area["width"] - 2)
         page.page.mouse.move(x, middle)
         page.until(
             "(text) => document.querySelector('.reading').textContent.includes(text)",
             f"op {place}: {size}.0 MB, forward, op{place}",
         )
-    assert "saving" not in reading.inner_text()
+    assert "checkpoints" not in reading.inner_text()
 
 
 def test_one_timeline_has_one_curve(browse, steps):
     page = browse(report.memory(steps.plain))
     assert page.page.locator(".strip").count() == 1
     assert page.page.locator(".held").count() == 1
-    assert "ratio" not in page.page.locator(".headline").inner_text()
+    assert "ratio" not in page.page.locator(".answers").inner_text()
     # So has a step without ops.
     page = browse(report.memory(timeline([])))
-    assert "peak 0 B" in page.page.locator(".headline").inner_text()
+    assert "step: 0 B" in page.page.locator(".answers").inner_text()
+    # Without times there is one axis, that of the ops.
+    assert page.page.get_by_label("horizontal axis").is_hidden()

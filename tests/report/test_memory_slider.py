@@ -77,7 +77,7 @@ def test_the_slider_lights_what_is_held(opened, chain, keep):
     text = go_to(opened, timeline, "layer/second")
     assert "layer/second" in text and "80.0 kB held" in text
     fills = opened.colours("fill")
-    lit, dark = "#f08a5d", "#ffffff"
+    lit, dark = "#f0703c", "#ffffff"
     assert fills[":layer/first"] == fills[":layer/second"] == lit
     assert fills[":third"] == dark
     assert opened.marked() == {":layer/second"}
@@ -94,7 +94,7 @@ def test_a_closed_scope_is_lit_by_what_is_held_in_it(opened, chain):
     opened.press("close all")
     go_to(opened, chain[1], "layer/first")
     fills = opened.colours("fill")
-    assert fills["layer"] == "#f08a5d"
+    assert fills["layer"] == "#f0703c"
     assert fills[":third"] == "#ffffff"
 
 

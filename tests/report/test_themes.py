@@ -2,8 +2,12 @@
 
 import pytest
 
+from geutil import report
+from geutil.report.rows import NOISE_BANDS
+from tests.report import samples
 from tests.report.browsing import hexadecimal, numbers
 from tests.report.test_diff_page import changes
+from tests.report.vision import apart, nearest
 
 DARK, LIGHT = (20, 24, 29), (255, 255, 255)
 SCHEMES = ("light", "dark")
@@ -80,6 +84,46 @@ def test_the_legend_has_every_colour_and_all_stand_out_from_the_page(compared, s
         ]
         assert len(set(looks)) > 4
         assert set(map(hexadecimal, looks)) <= told
+
+
+def test_colours_are_as_far_apart_as_the_formula_has_it():
+    """By pairs of the table of Sharma, Wu and Dalal 2005."""
+    for one, other, difference in (
+        ((50, 2.6772, -79.7751), (50, 0, -82.7485), 2.0425),
+        ((50, 2.5, 0), (73, 25, -18), 27.1492),
+        ((60.2574, -34.0099, 36.2677), (60.4626, -34.1751, 39.4387), 1.2644),
+        ((2.0776, 0.0795, -1.135), (0.9033, -0.0636, -0.5514), 0.9082),
+    ):
+        assert apart(one, other) == pytest.approx(difference, abs=1e-4)
+
+
+def fills(page):
+    """Return the colours of the legend that ops and scopes are filled with."""
+    colours = page.page.locator("footer.legend i").evaluate_all(
+        """(all) => all.filter((one) => !one.className).map(
+          (one) => getComputedStyle(one).backgroundColor)"""
+    )
+    return list(map(numbers, colours))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_fills_are_told_apart_by_all_eyes(browse, steps, scheme):
+    """By kind, by noise with closed scopes among them, and by what is held.
+
+    Two colours that differ by 2 are told apart side by side; across a page it takes
+    more.
+    """
+    kinds = report.diff(samples.nested(), samples.without_tanh())
+    held = report.view(samples.training_graph(None), report=steps.plain)
+    bands = report.view(samples.nested())
+    (graph,) = bands.payload["graphs"]
+    graph |= {"noises": [0] * len(graph["names"]), "noiseNames": NOISE_BANDS}
+    for page, count in ((kinds, 9), (bands, len(NOISE_BANDS) + 2), (held, 5)):
+        opened = browse(page)
+        opened.show_in(scheme)
+        colours = fills(opened)
+        assert len(set(colours)) == count
+        assert nearest(colours)[0] >= 7
 
 
 def test_changes_are_filtered(compared):

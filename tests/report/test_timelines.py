@@ -29,6 +29,7 @@ def test_a_timeline_in_columns():
         "source": "predicted",
         "ops": ["op0", "op1", "op2"],
         "bytes": [1, 5, 3],
+        "times": [0.0, 0.0, 0.0],
         "phases": [0, 0, 0],
         "held": [{"name": "op0:0", "type": "MatMul", "bytes": 5}],
         "variables": 40,
@@ -40,9 +41,11 @@ def test_two_timelines_stand_in_one_page():
     """So do a comparison and a measurement, which is its timeline."""
     before, after = timeline(4, 8), timeline(2, 3, 1)
     page = report.memory(before, after)
-    assert [line["label"] for line in lines(page)] == ["plain", "saving"]
+    assert [line["label"] for line in lines(page)] == ["plain", "checkpoints"]
     assert [line["bytes"] for line in lines(page)] == [[4, 8], [2, 3, 1]]
-    assert lines(report.memory(memory.compare(before, after))) == lines(page)
+    compared = lines(report.memory(memory.compare(before, after)))
+    assert [line["label"] for line in compared] == ["before", "after"]
+    assert [line["bytes"] for line in compared] == [[4, 8], [2, 3, 1]]
     assert lines(report.memory(measurement(before))) == lines(report.memory(before))
     assert lines(report.memory(measurement(before), after)) == lines(page)
 

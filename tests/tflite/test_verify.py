@@ -169,7 +169,7 @@ BROKEN = [
     (TWO, kind, "kinds", "TFLite has no such kind"),
     (TWO, version, "kinds", "its version is 2, and the runtime has 1"),
     (diamond, option, "kinds", "has no option 'kernel'"),
-    (diamond, word, "kinds", "'SWISH' is no value of its option"),
+    (diamond, word, "kinds", "cannot have 'SWISH' as its option"),
     (TWO, count, "counts", "reads 2 tensors, and its kernel takes 1"),
     (counter, handle, "types", "which is a handle"),
     (TWO, dtype, "types", "makes float32, and .* is int32"),

@@ -1,7 +1,7 @@
 // What is known of the op or scope that was chosen.
 
 import type { Drawing } from "./drawing";
-import { element, link, plural, button } from "./dom";
+import { element, link, button } from "./dom";
 import type { Graph } from "./graph";
 import { SAME, STATUS_NAMES, type ReportRow } from "./payload";
 import type { Item } from "./scopes";
@@ -38,7 +38,7 @@ function ofScope(drawing: Drawing, item: Item): HTMLElement {
     {},
     name(item.kind === "scope" ? item.key || drawing.title : item.label, item.label || drawing.title),
     item.parent && line("in", pathOf(item.parent)),
-    line("holds", plural(item.ops.length, "op")),
+    line("holds", graph.countText(item.ops)),
     item.parent && button("open or close", () => drawing.toggle(item)),
     element("h3", { textContent: "ops by type" }),
     table(sorted.map(([type, count]) => [type, String(count)])),

@@ -31,6 +31,13 @@ export function plural(count: number, what: string): string {
   return `${count.toLocaleString("en")} ${what}${count === 1 ? "" : "s"}`;
 }
 
+/** How many ops there are, besides inputs and constants of a file, which are none. */
+export function countText(ops: number, ends: number): string {
+  if (!ends) return plural(ops, "op");
+  const words = ends === 1 ? "1 input or constant" : `${ends.toLocaleString("en")} inputs and constants`;
+  return ops ? `${plural(ops, "op")}, ${words}` : words;
+}
+
 export function bytesText(bytes: number): string {
   if (bytes >= 1e9) return `${(bytes / 1e9).toFixed(2)} GB`;
   if (bytes >= 1e6) return `${(bytes / 1e6).toFixed(1)} MB`;

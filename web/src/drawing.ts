@@ -1,9 +1,8 @@
-// One graph on the page: what is open is drawn, and follows pointers and keys.
+// One graph on the page: what is open is drawn, and follows pointers.
 
 import { element } from "./dom";
 import { frame } from "./framing";
 import { Graph } from "./graph";
-import { HINT, listenToKeys } from "./keyboard";
 import type { Point } from "./layered";
 import { layOut, type Known } from "./layout";
 import { fillOf, labelOf } from "./looks";
@@ -14,7 +13,6 @@ import { centre, EMPTY, nodeAt, sceneOf, type Scene, type SceneNode } from "./sc
 import { Hierarchy, type Item } from "./scopes";
 import { atOnce, inSteps, Stopped, type Steps } from "./steps";
 import { onTheme } from "./theme";
-import { toolbar } from "./toolbar";
 import { Viewport } from "./viewport";
 import { Choice, visibleOf } from "./visible";
 import { LayoutWorker } from "./worker";
@@ -38,8 +36,8 @@ export class Drawing {
   onToggle: (item: Item) => void = () => {};
   /** Frames this drawing; if `asked` by a person, what stands beside it, too. */
   onFrame: (asked: boolean) => void = () => this.frameAlone();
-  /** A person leaves the drawing by a key. */
-  onLeave: () => void = () => {};
+  /** Weights and constants are shown or hidden from now on. */
+  onParameters: (shown: boolean) => void = () => {};
   scene: Scene = EMPTY;
   readonly viewport: Viewport;
   framing: Framing = "beginning";
@@ -63,13 +61,11 @@ export class Drawing {
     this.choice = new Choice(this.graph, this.graph.size === data.parameters.length);
     const holder = element("div", { className: "canvas", tabIndex: 0 });
     holder.setAttribute("role", "application");
-    holder.setAttribute("aria-label", `drawing of ${title}. ${HINT}`);
     this.told.setAttribute("aria-live", "polite");
     this.viewport = new Viewport(holder);
     holder.append(this.progress.panel);
-    this.panel = element("section", { className: "drawing" }, toolbar(this), holder, this.told);
+    this.panel = element("section", { className: "drawing" }, holder, this.told);
     this.panel.setAttribute("aria-label", `graph ${title}`);
-    listenToKeys(this, holder, () => this.onLeave());
     this.listen();
     this.hierarchy.begin();
   }
@@ -205,7 +201,7 @@ export class Drawing {
 
   private checkParameters(shown: boolean): void {
     this.choice.parameters = shown;
-    this.panel.querySelector<HTMLInputElement>("input.parameters")!.checked = shown;
+    this.onParameters(shown);
   }
 
   /** Shows something else of the drawing from now on. */
@@ -372,7 +368,8 @@ export class Drawing {
 
   private wordsFor(item: Item): string {
     if (item.kind !== "op") {
-      return `${item.label}, ${item.kind} of ${item.ops.length} ops, ${item.open ? "open" : "closed"}`;
+      const count = this.graph.countText(item.ops);
+      return `${item.label}, ${item.kind} of ${count}, ${item.open ? "open" : "closed"}`;
     }
     const { graph } = this;
     const status = graph.status(item.op);

@@ -1,6 +1,10 @@
 // A graph to look at: ops with what they read and who reads them.
 
+import { countText } from "./dom";
 import { SAME, type GraphData } from "./payload";
+
+/** Types of nodes that are drawn though they are no ops of the file. */
+const NO_OPS = new Set(["INPUT", "CONST", "VARIABLE"]);
 
 export interface Read {
   op: number;
@@ -66,6 +70,12 @@ export class Graph {
     if (this.data.partners) return this.data.partners[op] ?? [];
     const same = other.find(this.name(op));
     return same === undefined ? [] : [same];
+  }
+
+  /** How many ops some nodes are, in words: inputs and constants of a file are no ops. */
+  countText(nodes: number[]): string {
+    const ends = this.data.precisionNames ? nodes.filter((op) => NO_OPS.has(this.type(op))).length : 0;
+    return countText(nodes.length - ends, ends);
   }
 
   isParameter(op: number): boolean {

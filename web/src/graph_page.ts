@@ -5,6 +5,7 @@ import { Drawing, type Chosen } from "./drawing";
 import { element } from "./dom";
 import { frame } from "./framing";
 import { graphLegend } from "./legend";
+import { listenToKeys } from "./keyboard";
 import { MemorySlider } from "./lives";
 import type { ComparisonData, GraphData, Payload, ReportRow } from "./payload";
 import { graphPicker } from "./picker";
@@ -15,6 +16,7 @@ import { searchPanel, type Match } from "./search";
 import { linkTo, placeInLink, type Place } from "./sharing";
 import { comparedSheets, sheetsOf, StageStrip, type Sheet } from "./stages";
 import { Tabs } from "./tabs";
+import { toolbar } from "./toolbar";
 
 declare global {
   interface Window {
@@ -81,6 +83,7 @@ class GraphPage {
     const className = pipeline ? "diff pipeline" : payload.kind;
     this.element = element("main", { className }, stage, side);
     this.row.append(...this.drawings.map((drawing) => drawing.panel));
+    this.openAlike();
     this.tellOf(this.drawings[0], this.drawings[0].hierarchy.root);
   }
 
@@ -129,7 +132,8 @@ class GraphPage {
       drawing.onChoose = (chosen) => this.choose(chosen);
       drawing.onToggle = (item) => this.follow(drawing!, item);
       drawing.onFrame = (asked) => this.frame(drawing!, asked);
-      drawing.onLeave = () => this.tabs.focus();
+      drawing.panel.prepend(toolbar(drawing));
+      listenToKeys(drawing, () => this.tabs.focus());
       this.made.set(graph, drawing);
     }
     return drawing;
@@ -191,9 +195,9 @@ class GraphPage {
     this.fillPicker();
     this.picker.selectedIndex = this.sheets.indexOf(this.shown);
     this.row.replaceChildren(...this.drawings.map((drawing) => drawing.panel));
+    this.openAlike(keys);
     for (const drawing of this.drawings) {
       drawing.select(null);
-      drawing.setOpenKeys(keys);
       drawing.start();
     }
     this.refresh();
@@ -244,7 +248,10 @@ class GraphPage {
     this.shown = sheet;
     this.row.replaceChildren(...this.drawings.map((drawing) => drawing.panel));
     this.picker.selectedIndex = number;
-    if (isNew) for (const drawing of this.drawings) drawing.start();
+    if (isNew) {
+      this.openAlike();
+      for (const drawing of this.drawings) drawing.start();
+    }
     this.refresh();
   }
 
@@ -253,6 +260,13 @@ class GraphPage {
     this.legend.draw();
     this.changes.replaceChildren(changesPanel(this.drawings, (match) => this.show(match)));
     this.tellOf(this.drawings[0], this.drawings[0].hierarchy.root);
+  }
+
+  /** Opens in each drawing all that is open at first in any, and what else was open. */
+  private openAlike(others: Iterable<string> = []): void {
+    const begun = this.drawings.flatMap(({ hierarchy }) => hierarchy.begun().map(({ key }) => key));
+    const keys = new Set([...begun, ...others]);
+    for (const drawing of this.drawings) drawing.setOpenKeys(keys);
   }
 
   /** Opens and closes the same scope on the other side. */

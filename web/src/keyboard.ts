@@ -3,14 +3,16 @@
 import type { Drawing } from "./drawing";
 import { centre, type SceneNode } from "./scene";
 
-export const HINT =
+const HINT =
   "Arrows go along edges, Enter opens and closes a scope, Backspace goes to the scope " +
   "around, plus, minus and 0 zoom, slash searches, Escape leaves.";
 
 /** How far a key zooms. */
 export const STEP = 1.3;
 
-export function listenToKeys(drawing: Drawing, holder: HTMLElement, leave: () => void): void {
+export function listenToKeys(drawing: Drawing, leave: () => void): void {
+  const { holder } = drawing.viewport;
+  holder.setAttribute("aria-label", `drawing of ${drawing.title}. ${HINT}`);
   const moves: Record<string, () => void> = {
     ArrowDown: () => go(drawing, down),
     ArrowUp: () => go(drawing, up),

@@ -46,9 +46,9 @@ export function boxOf(label: string): Box {
   return { width: 18 + widest * LETTER, height: 16 + lines.length * LINE };
 }
 
-/** The width of a label above an open scope, which is cut where it is longer. */
-export function headingOf(label: string): number {
-  return Math.min(label.length, LETTERS) * BOLD_LETTER;
+/** The width of a name above an open scope, which is cut where it is longer. */
+export function headingOf(name: string): number {
+  return Math.min(name.length, LETTERS) * BOLD_LETTER;
 }
 
 /** The edges between two children of a scope, as one. */
@@ -99,7 +99,7 @@ export function* layOut(
     known.set(scope, { key, layout });
     scopes.get(scope)!.layout = layout;
     sizes.set(scope, {
-      width: Math.max(layout.size.width + 2 * PADDING, headingOf(labels(scope))),
+      width: Math.max(layout.size.width + 2 * PADDING, headingOf(labels(scope).split("\n")[0])),
       height: layout.size.height + 2 * PADDING + HEADING,
     });
     done += 1;

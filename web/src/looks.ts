@@ -1,8 +1,17 @@
 // What items look like: labels and colours.
 
-import { colourOf, GROUP, heldColour, noiseColour, PLAIN, precisionColour, STATUS_COLOURS } from "./colours";
+import {
+  colourOf,
+  FLOAT_SCOPE,
+  GROUP,
+  heldColour,
+  noiseColour,
+  PLAIN,
+  precisionColour,
+  STATUS_COLOURS,
+} from "./colours";
 import type { Graph } from "./graph";
-import { ADDED, ALTERED, FUSED, REMOVED, REWIRED, SAME } from "./payload";
+import { ADDED, ALTERED, FUSED, REMOVED, REWIRED, SAME, STATUS_NAMES } from "./payload";
 import type { Item } from "./scopes";
 
 /** What is written on an item that is closed, or above it when it is open. */
@@ -10,21 +19,17 @@ export function labelOf(item: Item, graph: Graph): string {
   if (item.kind === "op") {
     return `${graph.data.ends[item.op] ?? item.label}\n${graph.type(item.op)}`;
   }
-  return `${item.label}  (${changesText(item) || item.ops.length})`;
+  return [item.label, ...countLines(item, graph)].join("\n");
 }
 
-function changesText(item: Item): string {
-  const signs: [number, string][] = [
-    [ADDED, "+"],
-    [REMOVED, "−"],
-    [REWIRED, "~"],
-    [ALTERED, "!"],
-    [FUSED, "&"],
-  ];
-  return signs
-    .filter(([status]) => item.changes[status])
-    .map(([status, sign]) => `${sign}${item.changes[status]}`)
-    .join(" ");
+/** How many ops a scope holds, and how many of them changed; two kinds of changes a line. */
+function countLines(item: Item, graph: Graph): string[] {
+  const changed = [ADDED, REMOVED, REWIRED, ALTERED, FUSED]
+    .filter((status) => item.changes[status])
+    .map((status) => `${item.changes[status]} ${STATUS_NAMES[status]}`);
+  const lines = [graph.countText(item.ops)];
+  for (let at = 0; at < changed.length; at += 2) lines.push(changed.slice(at, at + 2).join(", "));
+  return lines;
 }
 
 /** The colour that an item is filled with. */
@@ -54,7 +59,7 @@ function scopeColour(item: Item, graph: Graph): string {
 function precisionOfScope(item: Item, graph: Graph): string {
   const names = graph.data.precisionNames ?? [];
   if (!names.some((name) => /^u?int(2|4|8|16)\b(?! to)/.test(name))) return GROUP;
-  return item.ops.some((op) => isFloat(graph.precision(op))) ? "#fbe3d6" : GROUP;
+  return item.ops.some((op) => isFloat(graph.precision(op))) ? FLOAT_SCOPE : GROUP;
 }
 
 function isFloat(precision: string): boolean {

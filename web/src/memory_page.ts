@@ -2,7 +2,7 @@
 
 import "uplot/dist/uPlot.min.css";
 
-import { Chart, colourLegend, CURVES, peakOf } from "./chart";
+import { type Axis, Chart, colourLegend, CURVES, hasTimes, peakOf } from "./chart";
 import { bytesText, element } from "./dom";
 import type { HeldTensor, MemoryData, ReportData, TimelineData } from "./payload";
 import { PlanCurve } from "./plan_curve";
@@ -15,18 +15,29 @@ const LISTED = 25;
 export function memoryPage(memory: MemoryData, report?: ReportData): HTMLElement {
   const { timelines, phaseNames } = memory;
   const reading = element("div", { className: "reading dim" }, "Move over the curve to read it.");
-  const chart = new Chart(timelines, (place) => {
-    if (place !== null) reading.textContent = readingAt(place, memory);
+  const tell = (places: number[]): void => {
+    if (places.some((place) => place >= 0)) reading.textContent = readingAt(places, memory);
+  };
+  const chart = new Chart(timelines, tell, undefined, hasTimes(timelines) ? "time" : "ops");
+  const strips = timelines.map((line) => new Strip(line, phaseNames));
+  const drawStrips = (): void => strips.forEach((strip, at) => strip.draw(chart.area, chart.startsOf(at)));
+  const choice = axisChoice((axis) => {
+    chart.setAxis(axis);
+    drawStrips();
   });
-  const longest = Math.max(...timelines.map((line) => line.ops.length));
-  const strips = timelines.map((line) => new Strip(line, phaseNames, longest));
+  choice.hidden = !hasTimes(timelines);
   const used = new Set(timelines.flatMap((line) => [...new Set(line.phases)]));
   const page = element(
     "main",
     { className: "memory" },
-    element("p", { className: "headline" }, headline(timelines)),
+    answers(memory.answers),
     chart.panel,
-    colourLegend(timelines.map(({ label }, index) => [label, CURVES[index]])),
+    element(
+      "div",
+      { className: "under" },
+      colourLegend(timelines.map(({ label }, index) => [label, CURVES[index]])),
+      choice,
+    ),
     reading,
     ...strips.map((strip) => strip.panel),
     phaseLegend(phaseNames, used),
@@ -35,7 +46,6 @@ export function memoryPage(memory: MemoryData, report?: ReportData): HTMLElement
   const plans = memory.curve ? new PlanCurve(memory.curve) : undefined;
   if (plans) page.append(plans.panel);
   if (report) page.append(reportPanel(report, () => {}));
-  const drawStrips = (): void => strips.forEach((strip) => strip.draw(chart.area));
   requestAnimationFrame(() => {
     chart.start();
     plans?.start();
@@ -46,23 +56,30 @@ export function memoryPage(memory: MemoryData, report?: ReportData): HTMLElement
   return page;
 }
 
-function headline(timelines: TimelineData[]): string {
-  const peaks = timelines.map((line) => line.bytes[peakOf(line)] ?? 0);
-  const texts = timelines.map(
-    (line, index) => `${line.label}: peak ${bytesText(peaks[index])} (${line.source})`,
+/** The first look: a column for each heading. */
+function answers(lines: MemoryData["answers"]): HTMLElement {
+  const columns = Object.entries(lines).map(([heading, texts]) =>
+    element("div", {}, element("h2", {}, heading), ...texts.map((text) => element("p", {}, text))),
   );
-  if (peaks.length === 2 && peaks[0] > 0) {
-    texts.push(`ratio ${(peaks[1] / peaks[0]).toFixed(2)}`);
-  }
-  const { variables, constants } = timelines[0];
-  texts.push(`besides variables ${bytesText(variables)}, constants ${bytesText(constants)}`);
-  return texts.join(" · ");
+  return element("section", { className: "answers" }, ...columns);
 }
 
-function readingAt(place: number, memory: MemoryData): string {
+function axisChoice(choose: (axis: Axis) => void): HTMLElement {
+  const select = element("select", {}, ...AXES.map(([, label]) => element("option", {}, label)));
+  select.onchange = () => choose(AXES[select.selectedIndex][0]);
+  return element("label", {}, "horizontal axis ", select);
+}
+
+const AXES: [Axis, string][] = [
+  ["time", "time"],
+  ["ops", "ops"],
+];
+
+function readingAt(places: number[], memory: MemoryData): string {
   return memory.timelines
-    .filter((line) => place < line.ops.length)
-    .map((line) => {
+    .map((line, index) => [line, places[index]] as const)
+    .filter(([, place]) => place >= 0)
+    .map(([line, place]) => {
       const phase = memory.phaseNames[line.phases[place]];
       return `${line.label}, op ${place}: ${bytesText(line.bytes[place])}, ${phase}, ${line.ops[place]}`;
     })

@@ -38,7 +38,7 @@ export function unitsInOrder(children: Item[], graph: Graph): Unit[] {
 }
 
 /** For each vertex the smallest one that it shares a cycle with (Tarjan, without recursion). */
-function strongComponents(edges: number[][]): number[] {
+export function strongComponents(edges: number[][]): number[] {
   const count = edges.length;
   const index = new Array<number>(count).fill(-1);
   const low = new Array<number>(count).fill(0);

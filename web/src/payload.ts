@@ -74,6 +74,8 @@ export interface TimelineData {
   source: string;
   ops: string[];
   bytes: number[];
+  /** About how long each op takes, in a unit of the timeline's own; 0 where not known. */
+  times: number[];
   /** The phase of each op: a place in `phaseNames`. */
   phases: number[];
   held: HeldTensor[];
@@ -107,6 +109,8 @@ export interface CurveData {
 export interface MemoryData {
   timelines: TimelineData[];
   phaseNames: string[];
+  /** Lines by heading: the peak, its moment, the layers that hold most, advice. */
+  answers: Record<string, string[]>;
   curve?: CurveData;
 }
 
@@ -127,6 +131,8 @@ export interface LivesData {
 export interface StageData {
   label: string;
   ops: number;
+  /** Inputs and constants of a file, which are drawn and are no ops. */
+  ends: number;
   inFunctions: number;
   /** Bytes by what takes them: constants and variables, or the file. */
   sizes: Record<string, number>;

@@ -102,10 +102,15 @@ function nodeOf(item: Item, layout: Layout, graph: Graph, parent: number): Scene
   };
 }
 
-/** A heading, cut where its scope is too narrow for it. */
+/** A heading: the name, cut where its scope is too narrow, and what else has room. */
 function headline(label: string, width: number): string {
   const letters = Math.floor((width / headingOf("0")) * 1.1);
-  return label.length <= letters ? label : `${label.slice(0, letters - 1)}…`;
+  const [name, ...others] = label.split("\n");
+  if (name.length > letters) return `${name.slice(0, letters - 1)}…`;
+  return others.reduce((text, part) => {
+    const longer = `${text} · ${part}`;
+    return longer.length <= letters ? longer : text;
+  }, name);
 }
 
 function edgeOf(

@@ -4,6 +4,7 @@
 import type { Graph } from "./graph";
 import { isNamed, unitsInOrder, type Unit } from "./order";
 import { SAME, STATUS_NAMES } from "./payload";
+import { scopesOf } from "./placement";
 
 export interface Item {
   /** What it is known by: the path of a scope, or the name of an op behind a colon. */
@@ -72,11 +73,19 @@ export class Hierarchy {
 
   /** Opens what is open at first: the root, and in it what holds nearly everything. */
   begin(): void {
+    for (const item of this.begun()) item.open = true;
+  }
+
+  /** The root, and in it the scopes that hold nearly all that is drawn. */
+  begun(): Item[] {
+    const drawn = ({ ops }: Item): number => ops.filter((op) => !this.graph.isParameter(op)).length;
+    const found: Item[] = [];
     for (let at: Item | undefined = this.root; at; ) {
-      at.open = true;
-      const most: number = NEARLY_ALL * at.ops.length;
-      at = at.children.find((child) => child.kind === "scope" && child.ops.length >= most);
+      found.push(at);
+      const most: number = NEARLY_ALL * drawn(at);
+      at = at.children.find((child) => child.kind === "scope" && drawn(child) >= most && most > 0);
     }
+    return found;
   }
 
   /** Opens scopes that hold a single thing, which says nothing closed. */
@@ -97,11 +106,11 @@ export class Hierarchy {
   }
 
   private addOps(): void {
+    const scopes = scopesOf(this.graph);
     for (let op = 0; op < this.graph.size; op++) {
-      const parts = this.graph.name(op).split("/");
-      const leaf = parts.pop()!;
+      const leaf = this.graph.name(op).split("/").pop()!;
       let scope = this.root;
-      for (const part of parts) scope = this.child(scope, part);
+      for (const part of scopes[op]) scope = this.child(scope, part);
       const made = item(`:${this.graph.name(op)}`, leaf, "op", scope);
       made.op = op;
       scope.children.push(made);

@@ -1,6 +1,6 @@
 // The stages of a pipeline: a strip to step along, and what became of the ops of any two.
 
-import { bytesText, button, element, plural } from "./dom";
+import { bytesText, button, countText, element } from "./dom";
 import type { ComparisonData, GraphData, PipelineData, Payload, StageData } from "./payload";
 
 /** Graphs that stand side by side: one, or two. */
@@ -120,7 +120,7 @@ export class StageStrip {
     const sizes = Object.entries(stage.sizes).map(([what, bytes]) => `${what} ${bytesText(bytes)}`);
     made.append(
       element("strong", {}, stage.label),
-      element("span", {}, `${plural(stage.ops, "op")}${functions}`),
+      element("span", {}, `${countText(stage.ops, stage.ends)}${functions}`),
       element("span", { className: "dim" }, sizes.join(" · ")),
     );
     if (before) made.append(changes(before));

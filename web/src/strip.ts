@@ -8,6 +8,7 @@ export const PHASES: Record<string, string> = {
   recompute: "#e69f00",
   backward: "#009e73",
   update: "#cc79a7",
+  bookkeeping: "#8a94a0",
   other: "#d5dae1",
 };
 
@@ -18,7 +19,6 @@ export class Strip {
   constructor(
     private readonly line: TimelineData,
     private readonly phaseNames: string[],
-    private readonly longest: number,
   ) {
     this.canvas.setAttribute("role", "img");
     this.canvas.setAttribute("aria-label", `order of execution, ${line.label}`);
@@ -35,21 +35,25 @@ export class Strip {
     );
   }
 
-  /** Draws in the columns of the chart above. */
-  draw(area: { left: number; width: number }): void {
-    const width = Math.max(1, (area.width * this.line.ops.length) / this.longest);
+  /** Draws below the chart: `starts` has where each op begins, and the end of the last. */
+  draw(area: { left: number; width: number; most: number }, starts: number[]): void {
+    const end = starts[starts.length - 1];
+    const width = Math.max(1, (area.width * end) / (area.most || 1));
     this.canvas.style.marginLeft = `${area.left}px`;
     this.canvas.style.width = `${width}px`;
     this.canvas.width = Math.max(1, Math.round(width * devicePixelRatio));
     const context = this.canvas.getContext("2d")!;
     const { phases } = this.line;
-    const step = this.canvas.width / phases.length;
+    const step = this.canvas.width / (end || 1);
     for (let start = 0; start < phases.length; ) {
-      let end = start;
-      while (end < phases.length && phases[end] === phases[start]) end += 1;
+      let next = start;
+      while (next < phases.length && phases[next] === phases[start]) next += 1;
       context.fillStyle = PHASES[this.phaseNames[phases[start]]];
-      context.fillRect(start * step, 0, Math.max((end - start) * step, 1), 1);
-      start = end;
+      const from = Math.floor(starts[start] * step);
+      // What takes time is seen, however little.
+      const least = starts[next] > starts[start] ? 1 : 0;
+      context.fillRect(from, 0, Math.max(Math.round(starts[next] * step) - from, least), 1);
+      start = next;
     }
   }
 }

@@ -1,11 +1,10 @@
 // Light and dark: as the system has it, until a person says otherwise.
 
-import { GROUP } from "./colours";
+import { DARK_FILLS } from "./colours";
 import { button } from "./dom";
 
 /** A worker, which runs this script too, has no screen. */
 const SYSTEM = globalThis.matchMedia?.("(prefers-color-scheme: dark)");
-const DARK = "#14181d";
 
 /** Called when the colours of the page change. */
 const listeners: (() => void)[] = [];
@@ -42,7 +41,7 @@ const LIGHT_TONES: Tones = {
   found: "#c77700",
 };
 const DARK_TONES: Tones = {
-  page: DARK,
+  page: "#14181d",
   text: "#eef2f7",
   dim: "#b4bfcb",
   scope: "#1d232bb3",
@@ -58,30 +57,29 @@ export function tones(): Tones {
 
 /** A colour that something is filled with: in the dark, with letters in light upon it. */
 export function fill(colour: string): string {
-  return isDark() ? mixed(colour, DARK, NEARLY_WHITE.has(colour) ? 0.8 : 0.6) : colour;
+  return isDark() ? DARK_FILLS[colour] : colour;
 }
-
-/** What is many times in a drawing should not glare. */
-const NEARLY_WHITE = new Set(["#ffffff", GROUP]);
 
 /** A colour of lines. */
 export function stroke(colour: string): string {
-  return isDark() ? mixed(colour, "#ffffff", 0.35) : colour;
+  return isDark() ? lightened(colour) : colour;
 }
+
+/** The share of white in lines on the dark page. */
+const LIGHTER = 0.35;
 
 const mixes = new Map<string, string>();
 
-function mixed(colour: string, other: string, share: number): string {
-  const key = `${colour}${other}${share}`;
-  let made = mixes.get(key);
+function lightened(colour: string): string {
+  let made = mixes.get(colour);
   if (!made) {
-    const part = (text: string, at: number): number => parseInt(text.slice(at, at + 2), 16);
     const parts = [1, 3, 5].map((at) => {
-      const value = Math.round(part(colour, at) * (1 - share) + part(other, at) * share);
+      const part = parseInt(colour.slice(at, at + 2), 16);
+      const value = Math.round(part * (1 - LIGHTER) + 255 * LIGHTER);
       return value.toString(16).padStart(2, "0");
     });
     made = `#${parts.join("")}`;
-    mixes.set(key, made);
+    mixes.set(colour, made);
   }
   return made;
 }

@@ -1,6 +1,6 @@
 // The line above a drawing: what it is, and what is drawn of it.
 
-import { button, element, plural } from "./dom";
+import { button, element } from "./dom";
 import type { Drawing } from "./drawing";
 import { STEP } from "./keyboard";
 import { saveAsPng, saveAsSvg } from "./sharing";
@@ -12,6 +12,7 @@ export function toolbar(drawing: Drawing): HTMLElement {
     checked: drawing.parameters,
     onchange: () => drawing.setParameters(box.checked),
   });
+  drawing.onParameters = (shown) => (box.checked = shown);
   const out = button("−", () => drawing.zoomBy(1 / STEP), "zoom out (-)");
   out.setAttribute("aria-label", "zoom out");
   const closer = button("+", () => drawing.zoomBy(STEP), "zoom in (+)");
@@ -46,6 +47,6 @@ export function toolbar(drawing: Drawing): HTMLElement {
 
 function sizeOf(drawing: Drawing): string {
   const { leftOut } = drawing.graph.data;
-  const size = plural(drawing.graph.size, "op");
+  const size = drawing.graph.countText(drawing.hierarchy.root.ops);
   return leftOut ? `${size}; ${leftOut.toLocaleString("en")} not run, not drawn` : size;
 }

@@ -368,6 +368,8 @@ def unroll(
     as_json: Json = False,
 ) -> None:
     """Replace loops, such as those of LSTM and GRU layers, by a copy for each step."""
+    for regex in loops or ():
+        files.compiled(regex)
     files.check_source(path)
     files.check_target(output, form, force)
     record = Record(path, output, form)

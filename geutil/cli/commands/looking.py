@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -22,8 +21,9 @@ from geutil.cli.options import (
     SourceOrLite,
     SourcesOrLite,
 )
-from geutil.cli.output import counted, plain, show, show_rows, working
+from geutil.cli.output import plain, show, show_rows, working
 from geutil.cli.wording import in_words, meant
+from geutil.progress import counted
 
 if TYPE_CHECKING:
     from geutil.quantize import Int8Comparison
@@ -43,7 +43,7 @@ def view(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Of several models: a .npz file, or a directory of them, to colour "
+            help="Of several models: a .npz or .npy file, or a directory, to colour "
             "the layers of the last, a .tflite file, by their noise.",
             show_default=False,
         ),
@@ -85,24 +85,24 @@ def view(
             "it was made from; pass both, the file last"
         )
     held = memory or training
-    if held and (len(paths) > 1 or files.is_lite(paths[0]) or (memory and training)):
+    if held and (len(paths) > 1 or (memory and training)):
         raise files.CommandError(
-            "--memory and --training are of one model, and no .tflite file; give one "
-            "of the two"
+            "--memory and --training are of one model; give one of the two"
         )
     if size and not held:
         raise files.CommandError("--size goes with --memory or --training")
     for path in paths:
-        files.check_source(path, or_tflite=True)
+        files.check_source(path)
     files.check_page(page, force)
-    if len(paths) == 1 and files.is_lite(paths[0]):
+    if len(paths) == 1 and files.is_lite(paths[0]) and not held:
         from geutil.report.file_page import view_file
 
         title = paths[0].absolute().name
         files.write_page(page, lambda: view_file(paths[0], title))
         return
-    batches = None if data is None else Batches(data, batch)
-    models = [files.read_drawn(path, signature) for path in paths]
+    batches = None if data is None else Batches(data, batch).of_file(paths[-2])
+    read = files.read_model if held else files.read_drawn
+    models = [read(path, signature) for path in paths]
     files.start_tensorflow()
     noise = None if batches is None else _noise_of(models, batches)
     from geutil import report
@@ -162,8 +162,9 @@ def _noise_of(models: Sequence[Any], batches: Batches) -> Int8Comparison:
             "none of the models simulates quantization, so the noise of layers is not "
             "known; pass the quantized model before the file, or leave out --data"
         )
+    batches = batches.fitted(quantized[-1].inputs)
     blob = Path(models[-1]).read_bytes()
-    counted_batches = counted(batches, "running both", len(batches))
+    counted_batches = counted(batches, len(batches), None, "running both")
     return compare_int8(quantized[-1], blob, counted_batches, layers=True)
 
 
@@ -183,11 +184,9 @@ def diff(
     Of a model and a .tflite file: what each op of the file computes, what is fused,
     what is missing, and what computes in floats.
     """
-    files.check_source(other, or_tflite=True)
+    files.check_source(other)
     files.check_page(html, force)
     are_files = files.is_lite(path) and files.is_lite(other)
-    if not are_files:
-        files.start_tensorflow()
     ours = files.read_drawn(path, signature)
     theirs = files.read_drawn(other, signature)
     from geutil import report
@@ -218,7 +217,7 @@ def check(
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="A .npz file, or a directory of them.", show_default=False),
+        typer.Option(help="A .npz or .npy file, or a directory.", show_default=False),
     ] = None,
     batch: BatchSize = 32,
     samples: Annotated[
@@ -240,7 +239,8 @@ def check(
     against: Annotated[
         Path | None,
         typer.Option(
-            help="Of a .tflite file: the quantized model that it was made from.",
+            help="Of a .tflite file: the quantized model that it was made from; with "
+            "--layers also the one in float that `geutil quantize` read.",
             show_default=False,
         ),
     ] = None,
@@ -268,7 +268,7 @@ def check(
     """
     tolerances = {"--samples": samples, "--rtol": rtol, "--atol": atol}
     of_files = {"--steps": steps, "--layers": layers or None, "--html": html}
-    files.check_source(path, or_tflite=True)
+    files.check_source(path)
     batches = None if data is None else Batches(data, batch)
     if not files.is_lite(path):
         _refuse_unused({"--against": against, **of_files}, "are of .tflite files")
@@ -302,12 +302,15 @@ def _check_models(
 ) -> int:
     """Run two models, show how far they are apart, and return the exit code."""
     files.check_source(paths[1])
+    if batches is not None:
+        batches = batches.of_file(paths[0], signature)
     ours, theirs = (files.read_model(path, signature) for path in paths)
     if batches is None:
         with working("running both"):
             comparison = ours.compare(theirs, None, samples, *limits)
     else:
-        counted_batches = counted(batches, "running both", len(batches))
+        batches = batches.fitted(ours.inputs)
+        counted_batches = counted(batches, len(batches), None, "running both")
         comparison = ours.compare(theirs, counted_batches, samples, *limits)
     equal = comparison.equal
     if as_json:
@@ -333,12 +336,16 @@ def _file_compared(
     html: Path | None,
 ) -> Int8Comparison:
     """Compare a file with its model, and draw both if there is to be a page."""
+    batches = batches.of_file(against, signature)
     model = files.read_model(against, signature)
+    batches = batches.fitted(model.inputs)
     from geutil import report
     from geutil.quantize import compare_int8
 
+    if layers:
+        _restore_quantization(model, path, against)
     blob = path.read_bytes()
-    counted_batches = counted(batches, "running both", len(batches))
+    counted_batches = counted(batches, len(batches), None, "running both")
     comparison = compare_int8(model, blob, counted_batches, layers=layers)
     if html is not None:
         labels = (against.name, path.name)
@@ -346,6 +353,28 @@ def _file_compared(
             html, lambda: report.diff(model, blob, labels=labels, report=comparison)
         )
     return comparison
+
+
+def _restore_quantization(model: Any, path: Path, against: Path) -> None:
+    """Quantize a model in float as the file says that it was made from it."""
+    from geutil import tflite
+    from geutil.batchnorm import fold_batch_norms
+    from geutil.quantize.kept_ranges import ranges_kept
+    from geutil.report.stages import simulates_quantization
+
+    if simulates_quantization(model):
+        return
+    kept = ranges_kept(tflite.open(path))
+    if kept is None:
+        raise files.CommandError(
+            f"'{against}' holds no FakeQuant op, and '{path}' keeps no ranges: make it "
+            "with `geutil quantize --data`, or pass the quantized model that it was "
+            "made from"
+        )
+    with working("quantizing as the file was"):
+        if kept.folded:
+            fold_batch_norms(model)
+        kept.restore(model)
 
 
 _SHOWN = 12
@@ -376,7 +405,7 @@ def inspect(
     what its ops compute in, and its quantization. TensorFlow is started for `--scopes`
     and for text forms only.
     """
-    files.check_source(path, or_tflite=True)
+    files.check_source(path)
     if files.is_lite(path):
         scopes = True if with_scopes else None
         unused = {"--scopes": scopes, "--signature": signature}
@@ -449,24 +478,22 @@ def ops(
     ] = None,
     signature: Signature = None,
     as_json: Json = False,
-) -> None:
+) -> int:
     """List the ops of a model, one a line: name, type, shapes of the results.
 
     Of a .tflite file those of all subgraphs, with their types; TensorFlow is not
-    started.
+    started. Exit with 1 if there is no such op.
     """
-    files.check_source(path, or_tflite=True)
+    files.check_source(path)
+    pattern = None if regex is None else files.compiled(regex)
     if files.is_lite(path):
         _refuse_unused({"--signature": signature}, "is of models, and no .tflite file")
         listed = _ops_of_file(path)
         scopes: tuple[str, ...] | None = None if scope is None else (scope,)
-        pattern = _compiled(regex)
     else:
-        files.start_tensorflow()
-        from geutil.select import make_regex, names
-
-        pattern = None if regex is None else make_regex(regex)
         graph = files.read_model(path, signature).graph
+        from geutil.select import names
+
         scopes = names.scopes_meant([graph], scope)
         listed = [
             (op.name, op.type, ", ".join(str(t.shape) for t in op.outputs))
@@ -480,9 +507,11 @@ def ops(
         and (kind is None or type_ == kind)
         and f"{name}/".startswith(inside)
     ]
-    show_rows(["name", "type", "shapes"], rows, as_json=as_json)
+    if rows or as_json:
+        show_rows(["name", "type", "shapes"], rows, as_json=as_json)
     if not rows:
         print(f"geutil: {_nothing(listed, regex, kind, scope)}", file=sys.stderr)
+    return 0 if rows else 1
 
 
 def _ops_of_file(path: Path) -> list[tuple[str, str, str]]:
@@ -497,15 +526,6 @@ def _ops_of_file(path: Path) -> list[tuple[str, str, str]]:
         for node in one.nodes
         if node.op is not None
     ]
-
-
-def _compiled(regex: str | None) -> re.Pattern[str] | None:
-    try:
-        return None if regex is None else re.compile(regex)
-    except re.error as error:
-        raise files.CommandError(
-            f"'{regex}' is no regular expression: {error}"
-        ) from error
 
 
 def _nothing(

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geutil.cli.files import CommandError, check_page, read_model, write_page
+from geutil.cli.files import (
+    CommandError,
+    check_page,
+    check_source,
+    read_model,
+    write_page,
+)
 from geutil.cli.options import Force, Html, Json, Signature, Source
-from geutil.cli.output import counted, plain, show, show_rows, working
+from geutil.cli.output import Size, plain, show, show_rows, working
+from geutil.progress import counted
+from geutil.sizes import byte_count
 
 if TYPE_CHECKING:
     from geutil.gradients import PlanCurve
-
-_MEGA = 1e6
 
 
 def memory(
@@ -89,8 +96,10 @@ def memory(
         raise CommandError("--budget and --extra-time are two questions: ask one")
     if largest and (budget is not None or extra_time is not None):
         raise CommandError("--largest-batch has a limit, --memory: leave out others")
+    _check_amounts(budget, extra_time, available)
     shapes = given_shapes(size)
     check_page(html, force)
+    check_source(path)
     if device is not None:
         from geutil.memory.kernels import device_of
 
@@ -140,32 +149,53 @@ def memory(
         return
     columns = ["gradients", "peak", "worst case"]
     rows = [
-        ["plain", _mega(before.peak), _mega(plain_worst)],
-        ["checkpoints", _mega(after.peak), _mega(worst)],
+        ["plain", _size(before.peak), _size(plain_worst)],
+        ["checkpoints", _size(after.peak), _size(worst)],
     ]
     if after.extent is not None:
         columns.insert(2, "chunks")
         for row, timeline in zip(rows, (before, after), strict=True):
-            row.insert(2, _mega(timeline.resident))
+            row.insert(2, _size(timeline.resident))
     show_rows(columns, rows, as_json=False)
     if plans is not None:
         _show_curve(plans)
 
 
+_SHARE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")
+
+
+def _check_amounts(
+    budget: str | None, extra_time: str | None, available: str | None
+) -> None:
+    """Refuse amounts that are none, before TensorFlow is started."""
+    if budget is not None and not (_SHARE.fullmatch(budget) or byte_count(budget)):
+        raise CommandError(
+            f"--budget {budget} is no budget; pass bytes such as 1.5GB, or a share of "
+            "what plain gradients hold, such as 50%"
+        )
+    if extra_time is not None and not _SHARE.fullmatch(extra_time):
+        raise CommandError(
+            f"--extra-time {extra_time} is no part of a time; pass one such as '20%'"
+        )
+    if available is not None and not byte_count(available):
+        raise CommandError(f"--memory {available} is no amount; pass bytes such as 8GB")
+
+
 def _show_curve(curve: PlanCurve) -> None:
     """Show the plan of each budget, and the budgets that have none."""
-    rows = [
+    rows: list[tuple[Any, ...]] = [
         (
-            _mega(plan.budget),
-            _mega(plan.peak),
+            _size(plan.budget),
+            _size(plan.peak),
             f"{100 * plan.extra_time:.1f}%",
-            str(sum(map(len, plan.bursts)))
-            + (f"; loops: {plan.looping}" if plan.looping else ""),
+            sum(map(len, plan.bursts)),
+            plan.looping,
         )
         for plan in curve.plans
     ]
-    rows += [(_mega(budget), "no plan found", "", "") for budget in curve.unmet]
-    columns = ["budget", "peak", "extra time", "ops that run again"]
+    rows += [(_size(budget), "no plan found", "", "", "") for budget in curve.unmet]
+    columns = ["budget", "peak", "extra time", "ops that run again", "loops"]
+    print()
     show_rows(columns, rows, as_json=False)
 
 
@@ -178,19 +208,19 @@ def _show_largest(
 ) -> None:
     """Show the largest batch that fits, in each way of taking gradients."""
     from geutil.cli.batch_sizes import WAYS, BatchSizes
-    from geutil.memory.predicting import checked_limit
+    from geutil.memory.step_prediction import checked_limit
 
     limit = checked_limit(available)
     sizes = BatchSizes(
         model, lambda rows: input_shapes(model, rows, shapes), limit, device
     )
-    fits = list(counted(sizes.fits(), "looking for the largest batch", WAYS))
+    fits = list(counted(sizes.fits(), WAYS, None, "looking for the largest batch"))
     if as_json:
         columns = ["gradients", "largest_batch", "bytes_with_variables"]
         told = [(name, fit.batch, fit.bytes) for name, fit in fits]
         show_rows(columns, told, as_json=True)
         return
-    rows = [(name, str(fit.batch), _mega(fit.bytes)) for name, fit in fits]
+    rows = [(name, fit.batch, _size(fit.bytes)) for name, fit in fits]
     show_rows(["gradients", "largest batch", "with variables"], rows, as_json=False)
 
 
@@ -212,8 +242,8 @@ def input_shapes(
     }
 
 
-def _mega(size: int | None) -> str:
-    return "needs geutil[plan]" if size is None else f"{size / _MEGA:.4g} MB"
+def _size(count: int | None) -> Size | str:
+    return "needs geutil[plan]" if count is None else Size(count)
 
 
 def given_shapes(size_options: list[str] | None) -> dict[str, list[int]]:

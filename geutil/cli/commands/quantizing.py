@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -30,6 +31,9 @@ from geutil.cli.output import plain, show, working
 from geutil.cli.wording import translated
 from geutil.cli.written import Record, tell
 
+if TYPE_CHECKING:
+    from geutil.quantize.kept_ranges import KeptRanges
+
 Bits = Annotated[int, typer.Option(min=2, max=16)]
 _WITHOUT_DATA = (
     SchemeName.dynamic_range,
@@ -41,7 +45,18 @@ _WITHOUT_DATA = (
 """Schemes whose files need no ranges of activations."""
 
 
-_OF_FILES = "`geutil check FILE --against MODEL --data DATA` does that"
+_OF_FLOATS = "`geutil check FILE --against MODEL --data DATA` does that"
+
+
+def _next_command(output: Path, path: Path, data: Path | None, is_told: bool) -> str:
+    """Return which command runs a file beside its model, layer by layer."""
+    if is_told:
+        words = "check", output, "--against", path, "--data", data, "--layers"
+        return f"`geutil {shlex.join(map(str, words))}` does that, layer by layer"
+    return (
+        "write the quantized model, too, with another -o: `geutil check FILE --against "
+        "QUANTIZED --data DATA --layers` does that, layer by layer"
+    )
 
 
 def quantize(
@@ -50,7 +65,7 @@ def quantize(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="Data to calibrate with: a .npz file, or a directory of them.",
+            help="Data to calibrate with: a .npz or .npy file, or a directory of them.",
             show_default=False,
         ),
     ] = None,
@@ -128,41 +143,55 @@ def quantize(
             "the scheme float16 is one of .tflite files; name the output so, or pass "
             "--format tflite"
         )
+    for regex in skip or ():
+        files.compiled(regex)
     record = Record(path, output, form)
+    if batches is not None:
+        batches = batches.of_file(path, signature)
     model = files.read_model(path, signature)
+    if batches is not None:
+        batches = batches.fitted(model.inputs)
     record.opened(model, to_be_changed=True)
     from geutil import report
     from geutil.batchnorm import fold_batch_norms
-    from geutil.quantize import quantize as insert
+    from geutil.quantize.kept_ranges import KeptRanges
 
     reports: dict[str, Any] = {}
-    overrides: dict[str, Any] = dict.fromkeys(skip or (), "skip")
+    chosen: dict[str, int] = {}
     if bits is not None:
         scheme, chosen = _planned(bits, scheme)
-        overrides |= chosen
     if not keep_norms:
         with working("folding"):
             reports["folded"] = fold_batch_norms(model)
     if scheme is SchemeName.float16:
         reports |= _write(model, output, form, force, scheme, order, types_of_ends)
-        reports["written"] = record.written(model, why_not=_OF_FILES)
+        reports["written"] = record.written(model, why_not=_OF_FLOATS)
         _show(reports, as_json)
         return
+    arguments = {
+        "scheme": None if scheme is None else scheme.value,
+        "weight_bits": weight_bits,
+        "activation_bits": activation_bits,
+        "scope": scope,
+    }
+    kept = KeptRanges(not keep_norms, arguments, tuple(skip or ()), chosen)
     with working("quantizing"):
-        reports["quantized"] = inserted = insert(
-            model,
-            scheme=None if scheme is None else scheme.value,
-            is_training=False,
-            weight_bits=weight_bits,
-            activation_bits=activation_bits,
-            scope=scope,
-            overrides=overrides,
-            strict=strict,
-        )
+        reports["quantized"] = inserted = kept.quantize(model, strict=strict)
     if batches is not None:
         reports["calibrated"] = _calibrated(model, batches, method, rounding)
-    reports |= _write(model, output, form, force, scheme, order, types_of_ends)
-    why_not = _OF_FILES if to_file else ""
+    # Weights that data rounded are no others of the model's than in a model written.
+    is_told = batches is not None and rounding is Rounding.nearest
+    reports |= _write(
+        model,
+        output,
+        form,
+        force,
+        scheme,
+        order,
+        types_of_ends,
+        kept=kept if is_told else None,
+    )
+    why_not = _next_command(output, path, data, is_told) if to_file else ""
     if batches is None and scheme not in _WITHOUT_DATA:
         why_not = (
             "ranges of activations are as they were initialized; `geutil calibrate "
@@ -220,8 +249,8 @@ def _types_of_ends(
 
 def _planned(
     path: Path, scheme: SchemeName | None
-) -> tuple[SchemeName, dict[str, Any]]:
-    """Return the scheme and the overrides of a plan of bits.
+) -> tuple[SchemeName, dict[str, int]]:
+    """Return the scheme of a plan of bits, and the bits of each op by its name.
 
     Raises:
         CommandError: another scheme is given.
@@ -235,7 +264,7 @@ def _planned(
             f"'{path}' is a plan for the scheme {plan.scheme}, and --scheme is "
             f"{scheme.value}; leave that out"
         )
-    return planned, plan.overrides
+    return planned, {op: layer.bits for layer in plan.layers for op in layer.ops}
 
 
 def bits(
@@ -297,8 +326,9 @@ def bits(
     if output is not None:
         files.check_place(output, force)
     files.check_page(html, force)
-    batches = Batches(data, batch)
+    batches = Batches(data, batch).of_file(path, signature)
     model = files.read_model(path, signature)
+    batches = batches.fitted(model.inputs)
     from geutil import report
     from geutil.batchnorm import fold_batch_norms
     from geutil.quantize import choose_bits
@@ -359,9 +389,10 @@ def calibrate(
     files.check_target(output, form, force)
     to_file = files.format_of(output, form) is ModelFormat.tflite
     types_of_ends = _types_of_ends(input_type, output_type, to_file)
-    batches = Batches(data, batch)
+    batches = Batches(data, batch).of_file(path, signature)
     record = Record(path, output, form)
     model = files.read_model(path, signature)
+    batches = batches.fitted(model.inputs)
     record.opened(model)
     report = _calibrated(model, batches, method, rounding)
     _write(model, output, form, force, types_of_ends=types_of_ends)
@@ -375,7 +406,7 @@ def _calibrated(
     from geutil.quantize import calibrate as set_ranges
 
     # It shows bars of its own: of batches, and of layers that are rounded.
-    return set_ranges(model, batches, method.value, rounding=rounding.value)
+    return set_ranges(model, batches.files, method.value, rounding=rounding.value)
 
 
 def _write(
@@ -386,20 +417,24 @@ def _write(
     scheme: SchemeName | None = None,
     order: FileOrder = FileOrder.converter,
     types_of_ends: Mapping[str, Any] = MappingProxyType({}),
+    *,
+    kept: KeptRanges | None = None,
 ) -> dict[str, Any]:
-    """Write a model, or its TFLite file; return reports on the file."""
+    """Write a model, or its TFLite file with its ranges; return reports on the file."""
     if files.format_of(output, form) is not ModelFormat.tflite:
         files.write_model(model, output, form, force)
         return {}
     from geutil.quantize import least_memory_order, to_tflite
 
     reports: dict[str, Any] = {}
-    with working("converting"), files.held_back():
+    with working("converting"):
         name = None if scheme is None else scheme.value
         blob = to_tflite(model, scheme=name, **types_of_ends)
     if order is FileOrder.least_memory:
         with working("ordering"):
             reports["order"] = reordered = least_memory_order(blob)
         blob = reordered.blob
+    if kept is not None:
+        blob = kept.within(model, blob)
     files.write_bytes(blob, output)
     return reports

@@ -23,7 +23,7 @@ from geutil.cli.options import (
     SourceOrLite,
 )
 from geutil.cli.output import plain, show, show_rows, show_written, working
-from geutil.cli.running import differences, drawn_difference, outputs_on, read_runnable
+from geutil.cli.running import differences, drawn_comparison, outputs_on, read_runnable
 from geutil.cli.wording import in_words, translated
 from geutil.cli.written import Record, Written
 from geutil.errors import ModelError
@@ -32,6 +32,7 @@ from geutil.formats import format_by_name
 if TYPE_CHECKING:
     from geutil.model import Model
     from geutil.model.comparison import Difference
+    from geutil.select.networks.outputs import Motion
 
 _KERAS = ".keras"
 _KERAS_READ = (_KERAS, ".h5", ".hdf5")
@@ -117,7 +118,7 @@ def _written(record: Record, model: Model, form: ModelFormat | None) -> Written:
         return record.written(model, why_not=f"'{suffix}' does not say what it is")
     if form is ModelFormat.tflite:
         return record.written(
-            model, compared=lambda: drawn_difference(model, read_runnable(path, None))
+            model, compared=lambda: drawn_comparison(model, read_runnable(path, None))
         )
     keeps_name = form is ModelFormat.saved_model
     format = "" if form else _KERAS.removeprefix(".")
@@ -174,29 +175,36 @@ def run(
         raise CommandError("--rtol and --atol are for --against; leave them out")
     for source in (path, against):
         if source is not None:
-            files.check_source(source, or_tflite=True)
+            files.check_source(source)
     _check_arrays(output, force)
-    files.Batches(data, batch)
+    files.Batches(data, batch).of_file(path, signature)
     files.start_tensorflow()
     ours = outputs_on(read_runnable(path, signature), data, batch)
-    found = []
+    limits = _RTOL if rtol is None else rtol, _ATOL if atol is None else atol
+    found, moves = [], {}
     if against is not None:
-        theirs = outputs_on(read_runnable(against, signature), data, batch)
-        limits = _RTOL if rtol is None else rtol, _ATOL if atol is None else atol
-        found = [each for _, each in differences(ours, theirs, *limits)]
+        other = read_runnable(against, signature)
+        theirs = outputs_on(other, data, batch, tell=False)
+        found = differences(ours, theirs, *limits)
+        moves = _motions(ours)
     if output is not None:
         _write_arrays(ours, output)
     described = [_described(name, value) for name, value in ours.items()]
-    equal = all(each.equal for each in found)
+    equal = all(each.equal for _, each in found)
     if as_json:
         told: dict[str, Any] = {"outputs": described}
         if against is not None:
-            told |= {"differences": [_apart(each) for each in found], "equal": equal}
+            apart = [
+                {**_apart(each), "motion": plain(moves[name])} for name, each in found
+            ]
+            told |= {"differences": apart, "equal": equal}
         show(told, as_json=True)
     else:
         show_rows(list(_COLUMNS), map(_row, described), as_json=False)
-        for each in found:
-            print(str(each).replace(_ONE_SAMPLE, ""))
+        for name, each in found:
+            motion = moves[name].told(*limits)
+            told_apart = str(each).replace(_ONE_SAMPLE, "")
+            print(f"{told_apart}{'; ' if motion else ''}{motion}")
     return 0 if equal else 1
 
 
@@ -276,6 +284,18 @@ def batch(
 
 _ONE_SAMPLE = " of sample 0"
 """All samples are one array here, whose index says which."""
+
+
+def _motions(outputs: dict[str, Any]) -> dict[str, Motion]:
+    """Return how much each output moves with the samples, which are its rows."""
+    from geutil.select.networks.outputs import Movement
+
+    motions = {}
+    for name, values in outputs.items():
+        movement = Movement()
+        movement.add(values, len(values) if values.ndim else None)
+        motions[name] = movement.entry()
+    return motions
 
 
 def _apart(difference: Difference) -> dict[str, Any]:

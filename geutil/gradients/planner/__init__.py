@@ -1,4 +1,4 @@
-"""Schedules under a byte budget: what to free and compute again, of any computation.
+"""Schedules of any computation under a byte budget: outputs freed and computed again.
 
 Pure: a problem is numbers and edges, no TensorFlow.
 """

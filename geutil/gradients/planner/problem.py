@@ -300,7 +300,7 @@ class Problem:
         return cls(times, sizes, pairs, workspaces=workspaces, **options)
 
     def _check_numbers(self) -> None:
-        """Refuse what no computation can have."""
+        """Refuse numbers that no computation can have."""
         count = len(self.times)
         numbers = {"time": self.times, "size": self.sizes, _WORKSPACE: self.workspaces}
         for name, values in numbers.items():
@@ -358,7 +358,7 @@ class Improvement(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """Runs of nodes, some of them several times, and their figures.
+    """Runs of nodes, some of them several times, with their figures.
 
     Attributes:
         problem: the computation.
@@ -449,8 +449,8 @@ class Schedule:
 
         Raises:
             PlanError: a node runs without an input, or again although it may not, an
-                output is missing at the end, a node never runs, the order or the
-                budget is not kept, or a figure differs from the steps.
+                output is missing at the end, a node never runs, the order or the budget
+                is not kept, or a figure differs from that of the steps.
 
         Cost: linear in the steps and their inputs.
         """
@@ -481,7 +481,7 @@ class Schedule:
         self._check_end(there, ran, peak)
 
     def _check_end(self, there: set[int], ran: dict[int, int], peak: int) -> None:
-        """Compare what the steps came to with what was promised."""
+        """Compare the outcome of the steps with the figures of the schedule."""
         problem = self.problem
         if never := [v for v in range(len(problem)) if v not in ran]:
             raise PlanError(f"nodes {never[:5]} never run")
@@ -496,7 +496,7 @@ class Schedule:
             )
 
     def plot(self, path: str | os.PathLike[str]) -> Path:
-        """Draw the memory during each run, and the budget.
+        """Draw the bytes held during each run, and the budget.
 
         Args:
             path: a file, with suffix .png, .svg or .pdf.

@@ -2,17 +2,15 @@
 
 A sequence holds every node once or more; a use reads the latest run of its node, and an
 output is freed behind its last use. Runs lie in slots with empty ones between, so that
-one more moves few of the others, and a change touches only what it has to: the bytes
-between two slots, and some last uses. A log of changes takes them back.
-
-`evict` frees, time after time, what is cheapest for what it frees, until the budget is
-kept. `rebuild` takes several runs out and evicts anew: a search of large neighbourhoods
-("ruin and recreate", Schrimpf et al. 2000).
-
-All of it is in one file, since numba's cache of a function sees changes of its file
-alone. Functions that only compiled ones call have no wrappers, and count no references:
-numba compiles them in 8 s where it took 14.
+one more moves few of the others, and a change touches only the bytes between two slots,
+and some last uses. A log of changes takes them back. `evict` frees the cheapest output
+for its bytes until the budget is kept. `rebuild` takes several runs out and evicts
+anew, a search of large neighbourhoods ("ruin and recreate", Schrimpf et al. 2000).
 """
+
+# All of it is in one file, since numba's cache of a function sees changes of its file
+# alone. Functions that only compiled ones call have no wrappers, and count no
+# references: numba compiles them in 8 s where it took 14.
 
 from __future__ import annotations
 
@@ -72,7 +70,7 @@ runs since all were spread; the bytes above the budget, summed over the runs, th
 that of the best runs, and the budget; the state of the random numbers."""
 
 
-class Search(NamedTuple):
+class SearchState(NamedTuple):
     """A problem as arrays, a sequence of runs in slots, and the best one so far."""
 
     # Those of node v are `inputs[inputs[v] : inputs[v + 1]]`; readers likewise.
@@ -119,7 +117,7 @@ class Search(NamedTuple):
 
 
 def arrays_of(problem: Problem, order: Sequence[int] | None) -> Arrays:
-    """Return a problem, maybe with an order of first runs, as `Search` begins."""
+    """Return a problem, maybe with an order of first runs, as `SearchState` begins."""
     nodes = np.zeros(len(problem), _NODE)
     nodes["size"], nodes["work"] = problem.sizes, problem.workspaces
     nodes["time"] = problem.times
@@ -140,11 +138,13 @@ def _flat(lists: Sequence[Sequence[int]]) -> Array:
     return np.array([*starts, *(u for us in lists for u in us)], np.int64)
 
 
-def new_search(arrays: Arrays, runs: Sequence[int], budget: float, seed: int) -> Search:
+def new_search(
+    arrays: Arrays, runs: Sequence[int], budget: float, seed: int
+) -> SearchState:
     """Return a search in the arrays of a problem that begins with some runs."""
     count = len(arrays[-1])
     room = int(_SPREAD * max(4 * count, 2 * len(runs))) + 8 * CHAIN
-    search = Search(
+    search = SearchState(
         *arrays,
         np.zeros(count, _PLACE),
         np.zeros(room, _SLOT),
@@ -166,10 +166,8 @@ def new_search(arrays: Arrays, runs: Sequence[int], budget: float, seed: int) ->
 
 
 def compiled(function: Callable[..., Any], **options: Any) -> Any:
-    """Have a function compiled, once for all processes where that can be written.
-
-    Sums may be added up in any order: bytes are whole numbers, so nothing differs.
-    """
+    """Compile a function, once for all processes where the cache can be written."""
+    # Sums may be added up in any order: bytes are whole numbers, so nothing differs.
     options |= {"nogil": True, "no_cfunc_wrapper": True, "error_model": "numpy"}
     options["fastmath"] = {"reassoc", "contract", "nnan", "nsz"}
     try:
@@ -208,7 +206,7 @@ def _waited(now):  # type: ignore[no-untyped-def]
 
 @_part
 def _spread(search, runs, room):  # type: ignore[no-untyped-def]
-    """Lay runs out in slots, with room for more, and compute what is known of them."""
+    """Lay runs out in slots, with room for more, and compute their figures."""
     inputs, places, slots = search.inputs, search.places, search.slots
     level, now, length = search.level, search.now[0], len(runs)
     span = min(int(_SPREAD * (length + room)), len(slots) - 2)
@@ -296,10 +294,8 @@ def _last_use(search, node, run, end):  # type: ignore[no-untyped-def]
 
 @_part
 def _next_use(search, node, slot):  # type: ignore[no-untyped-def]
-    """Return the slot of a node's first use from a slot on, and where its reader is.
-
-    That is its place in `readers`; without a use, the slot behind all, and the node.
-    """
+    """Return the slot of a node's first use from a slot on, and its reader's place."""
+    # Without a use: the slot behind all, and the node.
     use, read = search.now[0].span, node
     for e in range(search.readers[node], search.readers[node + 1]):
         later = search.places[search.readers[e]].newest
@@ -339,10 +335,8 @@ def _shorten(search, node, run, slot):  # type: ignore[no-untyped-def]
 
 @_part
 def _link(search, node, before, after, earlier, later):  # type: ignore[no-untyped-def]
-    """Have `later` come behind a run of a node, and `earlier` ahead of another.
-
-    Where there is no such run, they are the newest and the first of the node.
-    """
+    """Have `later` come behind a run of a node, and `earlier` ahead of another."""
+    # Where there is no such run, they are the newest and the first of the node.
     if before < 0:
         search.places[node].first = later
     else:
@@ -469,7 +463,7 @@ def _drop_loose(search):  # type: ignore[no-untyped-def]
 
 @_part
 def _undo(search, mark):  # type: ignore[no-untyped-def]
-    """Take back what was logged, the latest first, down to a length of the log."""
+    """Take back logged changes, the latest first, down to a length of the log."""
     count, now = len(search.nodes), search.now[0]
     while now.logged > mark:
         now.logged -= 1
@@ -653,7 +647,7 @@ def _shift(search):  # type: ignore[no-untyped-def]
 def _evict_one(  # type: ignore[no-untyped-def]
     search, failed, round_, noise, way, chain, over
 ):
-    """Free what waits across the fullest run, and put it in before its next use.
+    """Free an output that waits across the fullest run, and run it before its next use.
 
     Tell whether that, or something else, may be tried again. `failed` has, at the
     places of `readers` and for nodes that are read at the end, the latest round in
@@ -679,7 +673,7 @@ def _evict_one(  # type: ignore[no-untyped-def]
         if run < 0 or slots[run].last <= fullest:
             continue
         use, read = _next_use(search, u, fullest)
-        # What is read by the fullest run itself stays.
+        # Inputs of the fullest run itself stay.
         if use == fullest or failed[read] == round_:
             continue
         used = _last_use(search, u, run, fullest)
@@ -720,13 +714,11 @@ def _evict_one(  # type: ignore[no-untyped-def]
 
 @compiled
 def evict(search, rounds, noise, way):  # type: ignore[no-untyped-def]
-    """Free and compute again, time after time what is cheapest for what it frees.
+    """Free and compute again the cheapest output for its bytes, time after time.
 
-    Each of at most so many rounds looks at the fullest run, and at everything that
-    waits there for a later use. `noise` is how much a choice is left to chance, `way`
+    Each of at most so many rounds looks at the fullest run, and at all outputs that
+    wait there for a later use. `noise` is how much a choice is left to chance, `way`
     one of `WAYS`.
-
-    Cost: rounds times the nodes, their readers and what they hold.
     """
     now = search.now[0]
     chain = np.zeros(4 * CHAIN, np.int64)
@@ -785,13 +777,11 @@ def _rebuilt(  # type: ignore[no-untyped-def]
 
 @compiled
 def rebuild(search, shifted, heat, cold, moves, goal):  # type: ignore[no-untyped-def]
-    """Take runs out and evict anew, again and again; take what is good enough.
+    """Take runs out and evict anew, again and again; accept good results.
 
     A move shifts a run, and then one more, as often as `shifted` says. `heat` and
     `cold` are the temperatures at the first and the last move, as shares of the time of
     all nodes; `goal` is the time at which nothing is left to gain.
-
-    Cost: that of some rounds of eviction for each move.
     """
     now = search.now[0]
     chain = np.zeros(CHAIN, np.int64)
@@ -804,7 +794,7 @@ def rebuild(search, shifted, heat, cold, moves, goal):  # type: ignore[no-untype
         excess, time = now.excess, now.time
         most = time + total * heat * (cold / heat) ** (move / moves) * _waited(now)
         if excess > 0.0:
-            # What keeps more of the budget is welcome at any time.
+            # A run that keeps more of the budget is welcome at any time.
             most = np.inf
         _rebuilt(search, shifted, most, failed, move + 1, chain, over)
         if now.excess <= excess and now.time <= most:

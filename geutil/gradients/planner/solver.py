@@ -80,13 +80,13 @@ def solve(
         reorder: whether nodes may run for the first time in another order than the
             problem's. A fixed order stays in any case.
         workers: how many searches run at once; by default one for each core.
-        iterations: the number of moves of each search, in place of a limit of time;
-            with it, results do not depend on how fast the machine is. A move that
-            removes several runs and frees other nodes counts as ten.
+        iterations: how many moves each search makes, in place of as many as the time
+            allows; with it, results do not depend on how fast the machine is. A move
+            that takes several runs out and frees anew counts for ten.
         progress: called with each improvement.
 
     Returns:
-        The best schedule. Its `status` names the proof.
+        The best schedule. Its `status` says whether it is proven.
 
     Raises:
         ArgumentTypeError: there is no such objective.
@@ -106,7 +106,7 @@ def solve(
     if objective not in ("time", "peak"):
         raise ArgumentTypeError(f"objective is 'time' or 'peak', not {objective!r}")
     workers = workers or os.cpu_count() or 1
-    options = _Options(time_limit, seed, reorder, workers, iterations, progress)
+    options = _SolveOptions(time_limit, seed, reorder, workers, iterations, progress)
     if objective == "peak":
         return _least_peak(problem, budget, options)
     return _Solver(problem, budget, options).solve()
@@ -124,17 +124,17 @@ def schedule_step(
     """Return a schedule of a step, whose own order is good, without a bound.
 
     The limit is the `budget` of `solve`, moves are its `iterations`, and `found` are
-    runs to begin with in the place of orders. Cost: that of the moves.
+    runs to begin with in the place of orders.
     """
     workers = os.cpu_count() or 1
-    options = _Options(math.inf, seed, True, workers, moves, None, is_step=True)
+    options = _SolveOptions(math.inf, seed, True, workers, moves, None, is_step=True)
     if objective == "peak":
         return _least_peak(problem, limit, options)
     return _Solver(problem, limit, options).solve(found)
 
 
 @dataclass(frozen=True)
-class _Options:
+class _SolveOptions:
     """How to solve; see `solve`."""
 
     time_limit: float
@@ -150,7 +150,7 @@ class _Solver:
     """Searches of several seeds for less extra time than `goal` within a budget."""
 
     def __init__(
-        self, problem: Problem, budget: float, options: _Options, goal: float = 0.0
+        self, problem: Problem, budget: float, options: _SolveOptions, goal: float = 0.0
     ) -> None:
         self._problem, self._budget, self._options = problem, budget, options
         self._goal, self._bound = goal, 0.0
@@ -259,16 +259,14 @@ class _Solver:
         self._kernels.rebuild(search, shifted, hot, cold, max(moves, 1), goal)
 
     def _consider_all(self, searches: Iterable[Any]) -> None:
-        """Take over what searches found, or, above the budget, where they stand."""
+        """Take over the results of searches, or, above the budget, where they stand."""
         for search in searches:
             self._consider(search.best_runs or search.runs)
 
     def _rebuild_from_many(self, starts: Sequence[Sequence[int]]) -> None:
-        """Rebuild from many evictions of some starts, and go on with the best of them.
-
-        Successive halving (Jamieson and Talwalkar 2016): a short rebuilding tells
-        where a long one from the same start leads.
-        """
+        """Rebuild from many evictions of some starts, and go on with the best."""
+        # Successive halving (Jamieson and Talwalkar 2016): a short rebuilding tells
+        # where a long one from the same start leads.
         kernels, nodes = self._kernels, len(self._problem)
         ways = product(_NOISES, kernels.WAYS, dict.fromkeys(map(tuple, starts)))
         moves = self._options.iterations or nodes * _MOVES_A_NODE
@@ -295,11 +293,9 @@ class _Solver:
                 self._consider_all(searches)
 
     def _rebuild_best(self, share: float) -> None:
-        """Rebuild the best slice by slice, for a share of the moves, or of the time.
-
-        Without a number of moves, a slice is as long as the clock says, and so is how
-        far the search is: a machine that does other things cools down as well.
-        """
+        """Rebuild the best slice by slice, for a share of the moves, or of the time."""
+        # Without a number of moves, a slice is as long as the clock says, and so is how
+        # far the search is: a machine that does other things cools down as well.
         options = self._options
         runs = self._problem.first_order if self._best is None else self._best.runs
         searches = [self._new_search(runs, number) for number in range(options.workers)]
@@ -321,7 +317,7 @@ class _Solver:
                     moves = int(moves / _SLICES / max(done - before, 1e-6)) + 1
 
 
-def _least_peak(problem: Problem, extra: float, options: _Options) -> Schedule:
+def _least_peak(problem: Problem, extra: float, options: _SolveOptions) -> Schedule:
     """Return the schedule of the least peak that is found within extra time."""
     began = monotonic()
     found = Schedule(problem, _orders(problem, options.reorder)[0])
@@ -332,7 +328,7 @@ def _least_peak(problem: Problem, extra: float, options: _Options) -> Schedule:
         left = options.time_limit - (monotonic() - began)
         if left <= 0 and options.iterations is None:
             break
-        # A third of what is left, since a try that fails takes all it gets.
+        # A third of the rest, since a try that fails takes all it gets.
         tried = replace(options, time_limit=left / 3, progress=None)
         then = _Solver(problem, target, tried, extra).solve([found.runs])
         if then.status == "infeasible" or then.overhead > extra:
@@ -353,7 +349,8 @@ def _orders(problem: Problem, reorder: bool = True) -> list[tuple[int, ...]]:
     """Return orders that run every node once, that of least peak first.
 
     The problem's own order, and unless it is fixed, one that runs the ready node that
-    adds the least (its output less what it is the last to read), of equals the newest.
+    adds the least (its output less the inputs it is the last to read), of equals the
+    newest.
     """
     if problem.fixed_order is not None or not reorder:
         return [problem.first_order]
@@ -401,7 +398,7 @@ class CurvePoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """The curve of time against memory.
+    """The price of memory in time.
 
     Attributes:
         problem: the computation.
@@ -507,23 +504,20 @@ def extra_time_bound(
     time_limit: float = 10.0,
     branches: int | None = None,
 ) -> float:
-    """Return extra time that every schedule within a budget takes at least.
+    """Return a lower bound of the extra time of all schedules within a budget.
 
-    Look at the moment at which node v runs for the first time. What ran before and is
-    read by something that has to come later is then held, or it runs again after that
-    moment; and where a node runs again, each of its inputs is held at that moment or
-    runs again, too. All that is held at the moment fits the budget together with v, its
-    inputs and its workspace. One choice of nodes that run again has to do for all v at
-    once: a mixed integer program, with the least time of that choice as the bound.
-    Where any order is allowed, only ancestors of v have surely run before, and only
-    descendants surely come later. The program counts one extra run of a node, where a
-    schedule may need several, and looks at no moment but those.
+    At the moment at which node v runs for the first time, a result made before and read
+    later is held, or it runs again after that moment; and where a node runs again, each
+    of its inputs is held at that moment or runs again, too. All that is held then fits
+    the budget together with v, its inputs and its workspace. One choice of nodes that
+    run again has to do for all v at once: a mixed integer program, whose least time is
+    the bound.
 
     Args:
         problem: the computation.
         budget: in bytes.
         order: in which nodes run for the first time; None for any.
-        time_limit: in seconds; what the solver knows by then is returned.
+        time_limit: in seconds; the bound known by then is returned.
         branches: a limit of branches in place of that of time, so that the result does
             not depend on how fast the machine is.
 
@@ -533,8 +527,6 @@ def extra_time_bound(
     Raises:
         MissingExtraError: OR-Tools is not installed.
 
-    Cost: nodes times their ancestors, and the solver's.
-
     Example:
         The first node is read by the last one; it is freed in between or all three are
         held:
@@ -542,10 +534,10 @@ def extra_time_bound(
         >>> problem = Problem([2, 1, 1, 1], [8] * 4, [(0, 1), (1, 2), (2, 3), (0, 3)])
         >>> extra_time_bound(problem, 24), extra_time_bound(problem, 16)
         (0.0, inf)
-        >>> edges = [(0, 1), (1, 2), (2, 3), (3, 4), (0, 4)]
-        >>> extra_time_bound(Problem([2, 1, 1, 1, 1], [8, 8, 8, 8, 0], edges), 16)
-        2.0
     """
+    # Where any order is allowed, only ancestors of v have surely run before, and only
+    # descendants surely come later. The program counts one extra run of a node, where a
+    # schedule may need several, and looks at no moment but those: so it is a bound.
     if budget < problem.least_budget:
         return math.inf
     needed = _needed(problem, order)
@@ -561,7 +553,7 @@ def extra_time_bound(
 
 
 def _needed(problem: Problem, order: Sequence[int] | None) -> npt.NDArray[np.bool_]:
-    """Return, a row for each node, what ran before its first run and is read after."""
+    """Return for each node the nodes run before its first run and read after."""
     count = len(problem)
     before = np.zeros((count, count), np.bool_)
     if order is not None:
@@ -602,7 +594,7 @@ class _Program:
         self._again: dict[int, Any] = {}
 
     def add(self, node: int, needed: Sequence[int]) -> None:
-        """Add the first run of a node: what is held then, and what runs again later."""
+        """Add the first run of a node: results held, and nodes that run again."""
         problem, solver = self._problem, self.solver
         at_work = {node, *problem.inputs[node]}
         room = self._budget - problem.bytes_to_run(node)

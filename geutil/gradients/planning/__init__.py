@@ -1,4 +1,4 @@
-"""Chooses what to keep: for the least peak, or the least compute within a budget."""
+"""Chooses the tensors to keep: for the least peak, or for a budget."""
 
 from geutil.gradients.planning.least_peak import choose_for_memory
 from geutil.gradients.planning.plans import (

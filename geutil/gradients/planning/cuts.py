@@ -1,4 +1,4 @@
-"""Cuts of the forward pass: where it can be cut, and what each stretch costs.
+"""Cuts of the forward pass, and the costs of each stretch between two of them.
 
 A cut is a place in the forward pass; the tensors made before it and read after it are
 kept together.
@@ -25,9 +25,9 @@ from geutil.memory.times import multiply_adds
 NEVER = 1 << 44
 """More than there is; even thousands of these can be added up."""
 _FAR = 0.1
-"""What reaches over such a part of the forward pass is in the way of all cuts there."""
+"""A tensor that reaches over such a part of the forward pass hinders all its cuts."""
 _MATTERS = 0.01
-"""What is a smaller part of all bytes may be kept along, few as its elements are."""
+"""A tensor of a smaller part of all bytes may be kept along."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,11 +60,9 @@ class ForwardPass:
 
 
 def read_forward(step: PlainStep, always: Keeps, smallest: int = 0) -> ForwardPass:
-    """Return what of the forward pass of a step could be run again.
-
-    No tensor of fewer elements than `smallest` is to be chosen, but one that reaches
-    far: the mask of an attention, say, which each layer reads.
-    """
+    """Return the part of a step's forward pass that could be run again."""
+    # Tensors of fewer elements than `smallest` are not chosen, except those that reach
+    # far: the mask of an attention, say, which each layer reads.
     read = [(r.tensor, r.op) for r in step.edges.reads]
     needed = [(t, op) for t, op in read if not always(t)]
     ops = _ordered(step, recomputable(step, always), read)
@@ -103,10 +101,8 @@ def _ordered(
     ops: Iterable[Operation],
     read: Sequence[tuple[Tensor, Operation]],
 ) -> list[Operation]:
-    """Put helpers of gradient functions where their inputs are, not at the end.
-
-    One without inputs (zeros, say) goes where the other inputs of its reader are.
-    """
+    """Put helpers of gradient functions behind their inputs, not at the end."""
+    # One without inputs (zeros, say) goes where the other inputs of its reader are.
     place = step.edges.forward
     near = _places_of_others(step, place, read)
     key: dict[Operation, int] = {}
@@ -115,7 +111,7 @@ def _ordered(
             key[op] = place[op]
             continue
         producers = (t.op for t in op.inputs if t.op in key or not step.is_helper(t.op))
-        # What is no part of the step was there before.
+        # A tensor that is no part of the step was there before.
         behind = [key[m] if m in key else place.get(m, -1) for m in producers]
         key[op] = max(behind) if behind else near.get(op, len(place))
     return sorted(key, key=key.__getitem__)
@@ -156,12 +152,10 @@ def _sharing(
 
 
 def _is_passed_over(tensor: Tensor) -> bool:
-    """Tell whether a tensor only goes from one sum into the next.
-
-    Grappler adds up in one op what a chain of sums adds, in an order of its own, unless
-    somebody else reads a sum in between. To keep that one would change how the forward
-    pass rounds; and the next sum is no larger.
-    """
+    """Tell whether a tensor only goes from one sum into the next."""
+    # Grappler adds up a chain of sums in one op, in an order of its own, unless another
+    # op reads a sum in between. To keep that one would change how the forward pass
+    # rounds; and the next sum is no larger.
     readers = tensor.consumers()
     return tensor.op.type in SUMS and len(readers) == 1 and readers[0].type in SUMS
 
@@ -179,15 +173,12 @@ def _price(tensor: Tensor, smallest: int) -> int:
 Ints = npt.NDArray[np.int64]
 
 MOST_CUTS = 320
-"""How many places are looked at: what is done for each pair of them is cheap."""
+"""How many places are looked at: the work for each pair of them is cheap."""
 
 
 @dataclass(frozen=True, eq=False)
 class Stretches:
-    """The stretches between any two cuts, the start and the end of the forward pass.
-
-    Only the triangles above the diagonals count.
-    """
+    """The stretches between any two cuts: triangles above the diagonals."""
 
     # The place of each cut: behind the op of this number.
     places: Ints
@@ -207,10 +198,9 @@ class Stretches:
 def measure_stretches(
     forward: ForwardPass, gradient_bytes: Sequence[int], most: int = MOST_CUTS
 ) -> Stretches:
-    """Return what each stretch between two of the best cuts takes.
+    """Return the costs of each stretch between two of the best cuts.
 
-    `gradient_bytes` are what the backward pass alone holds at each of its ops. Cost:
-    linear in ops and buffers for each cut, in numpy.
+    `gradient_bytes` are the bytes of the backward pass alone at each of its ops.
     """
     costs = np.array([multiply_adds(op) for op in forward.ops], np.int64)
     places = _best_places(forward, costs, most)
@@ -290,7 +280,7 @@ class _Table:
         self.until = np.searchsorted(places, self.last)
 
     def crossing(self, weights: Ints) -> Ints:
-        """Return for i, j the weights of what is made from i to j and read after."""
+        """Return for i, j the weights of tensors made from i to j and read after."""
         differences = np.zeros((self.cuts, self.cuts + 1), np.int64)
         np.add.at(differences, (self.stretch, self.stretch), weights)
         np.add.at(differences, (self.stretch, self.until), -weights)
@@ -300,13 +290,13 @@ class _Table:
 
 
 def _costs(forward: ForwardPass, table: _Table, costs: Ints) -> Ints:
-    """Return what it costs to run each stretch again; what is kept is saved."""
+    """Return the cost to run each stretch again, less its kept tensors."""
     behind = np.append(0, np.cumsum(costs))
     at = behind[np.minimum(table.places + 1, len(costs))]
     whole = at[np.newaxis, :] - at[:, np.newaxis]
     saved = table.crossing(costs[table.made])
     cost = np.maximum(whole - saved, 0)
-    # What the backward pass starts with is not run again.
+    # The first inputs of the backward pass are not run again.
     cost[:, -1] = 0
     return cost
 
@@ -323,7 +313,7 @@ def _held(forward: ForwardPass, table: _Table, gradients: Ints) -> tuple[Ints, I
         new = needed & (table.stretch == i + 1)
         np.add.at(ending, table.last_read[new], table.bytes[new])
         alive = np.cumsum(ending[::-1])[::-1]
-        # Stretch i to i+1 comes last in the backward pass: what it adds is first here.
+        # Stretch i to i+1 comes last in the backward pass: its addition is first here.
         bounds = starts[i : table.cuts][::-1]
         both = _most_between(alive + gradients, bounds)[::-1]
         flowing = _most_between(gradients, bounds)[::-1]
@@ -333,7 +323,7 @@ def _held(forward: ForwardPass, table: _Table, gradients: Ints) -> tuple[Ints, I
 
 
 def _turns(forward: ForwardPass, table: _Table) -> Ints:
-    """Return, for each cut, when the backward pass first needs what is before it."""
+    """Return, for each cut, when the backward pass first needs a tensor before it."""
     # A tensor that crosses the cut is kept, so it does not count.
     first = np.full(table.cuts + 1, forward.end, np.int64)
     needed = table.last_read >= 0

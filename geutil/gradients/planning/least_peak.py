@@ -30,7 +30,7 @@ from geutil.memory.times import multiply_adds
 
 @dataclass(frozen=True, eq=False)
 class Trial:
-    """A choice of kept tensors, and what it leads to."""
+    """A choice of kept tensors, and its outcome."""
 
     kept: tuple[Tensor, ...]
     # Predicted, in bytes.
@@ -54,8 +54,8 @@ class Trial:
 class Trials:
     """Simulates choices of kept tensors, besides those always kept, for one step.
 
-    `returns` says of a choice which kept tensors wait on another device meanwhile. Of
-    those whose peak is `enough` or less, the one that has the fewest bytes wait is
+    `returns` gives the kept tensors of a choice that wait on another device meanwhile.
+    Of choices whose peak is `enough` or less, the one with the fewest such bytes is
     best: they take time.
     """
 
@@ -81,14 +81,11 @@ class Trials:
         return result
 
     def without(self) -> Trial:
-        """Return what plain gradients lead to, put in order."""
+        """Return the trial of plain gradients, put in order."""
         return self._trial((), None)
 
     def run(self, kept_tensors: Iterable[Tensor], *, spare_last: bool = True) -> Trial:
-        """Return what a choice leads to; `spare_last` as in `plan_recomputation`.
-
-        Cost: some 20 us for each op of the step.
-        """
+        """Return the trial of a choice; `spare_last` as in `plan_recomputation`."""
         chosen = tuple(kept_tensors)
         ids = frozenset(map(id, chosen))
         plan = plan_recomputation(
@@ -99,7 +96,7 @@ class Trials:
         return self._trial(chosen, self.returns(plan) if self.returns else plan)
 
     def scheduled(self, plan: Recomputation, peak: int = 0) -> Trial:
-        """Return what a recomputation leads to that a schedule of some peak has."""
+        """Return the trial of a recomputation whose schedule has some peak."""
         chosen = tuple(t for t in plan.kept if not self._always(t))
         return replace(self._trial(chosen, plan), scheduled_peak=peak)
 
@@ -123,20 +120,16 @@ class Terms:
     # The bytes for each stretch, `stretches.in_turn` or `stretches.at_worst`.
     held: Ints
     # How much more a kept tensor counts that the backward pass does not read itself:
-    # what it does read would be held for a while anyway.
+    # its inputs would be held for a while anyway.
     idle: float = 0.0
 
 
 def cut_within(terms: Terms, budget: int) -> tuple[int, ...] | None:
-    """Return the cuts that keep least among those that need no more than a budget.
-
-    The bytes kept up to a cut are all that later stretches need to know of the cuts
-    before, and fewer are never worse; so for each cut the best way to it is found from
-    the ways to the cuts before it. Of several, the one with less to compute is taken.
-    The numbers of the cuts ascend; None if there are none.
-
-    Cost: quadratic in the number of cuts, in numpy.
-    """
+    """Return the cuts that keep least among those within a budget, or None."""
+    # The bytes kept up to a cut are all that later stretches need to know of the cuts
+    # before, and fewer are never worse; so for each cut the best way to it is found
+    # from the ways to the cuts before it. Of several, the one with less to compute is
+    # taken. Quadratic in the number of cuts, in numpy.
     # The bytes kept that each stretch adds, and its part of the score.
     stretches = terms.stretches
     added = stretches.kept + terms.idle * stretches.idle
@@ -191,8 +184,8 @@ Cuts = tuple[int, ...]
 class CuttingSearch:
     """Tries cuttings at most `most` times, each choice of tensors once.
 
-    The places of cuts ascend. `among_others`: other steps hold what they keep at the
-    same time. How many is not known; what is kept counts as if one more did so.
+    The places of cuts ascend. `among_others`: other steps hold their kept tensors at
+    the same time. How many is not known; kept bytes count as if one more did so.
     """
 
     def __init__(
@@ -229,11 +222,9 @@ class CuttingSearch:
             self._try(cuts)
 
     def descend(self) -> None:
-        """Leave out, shift or add one cut at a time, as long as that lowers the peak.
-
-        Cuts are added where there are so few places that all of them can be tried.
-        Where that leads no further, it goes on from the next best cutting so far.
-        """
+        """Leave out, shift or add one cut at a time while that lowers the peak."""
+        # Cuts are added where there are so few places that all of them can be tried.
+        # Where that leads no further, it goes on from the next best cutting so far.
         left_alone: set[Cuts] = set()
         while self._left > 0 and len(left_alone) < _MOST_STARTS:
             open_cuts = [cuts for cuts in self._known if cuts not in left_alone]
@@ -244,20 +235,16 @@ class CuttingSearch:
                 left_alone.add(best)
 
     def sweep(self) -> None:
-        """Try all cuttings of one cut, then of two and three, while that can be done.
-
-        In a small graph nothing is left to chance then.
-        """
+        """Try all cuttings of one cut, then of two and three, while allowed."""
+        # In a small graph nothing is left to chance then.
         for count in range(1, _SWEPT_CUTS + 1):
             if math.comb(len(self._places), count) > self._left:
                 return
             self.start(combinations(self._places, count))
 
     def recompute_last(self, most: int) -> None:
-        """Try the best choices with the last segment recomputed as well.
-
-        With the end of the forward pass kept, which no cut reaches, and without.
-        """
+        """Try the best choices with the last segment recomputed as well."""
+        # With the end of the forward pass kept, which no cut reaches, and without.
         last = len(self._forward.ops) - 1
         made_last = (b for b in self._forward.buffers if b.made == last)
         ends = [t for b in made_last for t, _, _ in b.tensors]
@@ -293,7 +280,7 @@ class CuttingSearch:
                     yield tuple(sorted((*cuts, place)))
 
     def _try(self, cuts: Cuts) -> Trial | None:
-        """Return what a cutting leads to, or None if it may not be tried any more."""
+        """Return the trial of a cutting, or None if it may not be tried any more."""
         if cuts not in self._known:
             trial = self.run(crossing_tensors(self._forward.buffers, cuts))
             if trial:
@@ -301,7 +288,7 @@ class CuttingSearch:
         return self._known.get(cuts)
 
     def run(self, kept_tensors: Sequence[Tensor]) -> Trial | None:
-        """Return what a choice leads to, or None if it may not be tried any more."""
+        """Return the trial of a choice, or None if it may not be tried any more."""
         key = tuple(map(id, kept_tensors))
         if key not in self._same:
             if self._left <= 0:
@@ -316,7 +303,7 @@ def _rank(trial: Trial) -> tuple[int, int]:
 
 
 _SLACKS = (1.0, 1.02, 1.05, 1.1)
-"""What budgets are tried, in parts of the least: the reckoning is not exact."""
+"""The budgets to try, in parts of the least: the reckoning is not exact."""
 _IDLE = (0.0, 0.1)
 _EVERY = (1, 2, 3, 4, 6, 8, 12)
 """Cuts at each place, at each second one and so on."""
@@ -347,8 +334,8 @@ def choose_for_memory(
 
     No op runs more than once again. The forward pass is cut into stretches such that
     the fullest of them is as small as can be: those near the loss are shorter, since
-    most of what is kept is still held when the backward pass is there. Several cuttings
-    are then simulated, and the best is taken, unless plain gradients are.
+    most of the kept tensors are still held when the backward pass is there. Several
+    cuttings are then simulated, and the best is taken, unless plain gradients are.
 
     Args:
         step: the step with plain gradients.
@@ -358,7 +345,7 @@ def choose_for_memory(
         among_others: whether the step is one of several whose kept tensors are held
             together.
         others: choices that are tried besides.
-        trials: what tries choices out; None for new ones.
+        trials: those that try choices out; None for new ones.
 
     Returns:
         The choice; without tensors and with a reason if plain gradients are best.
@@ -389,7 +376,7 @@ def choose_for_memory(
     if trials.returns:
         # A tensor that waits elsewhere costs nothing here, however many cuts there are.
         search.start(tuple(places[::every]) for every in _EVERY)
-    # A sweep finds what steps of one cut do not lead to; its best is then refined.
+    # A sweep finds cuttings that single steps do not reach; its best is then refined.
     search.descend()
     search.sweep()
     search.descend()

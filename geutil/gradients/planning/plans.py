@@ -1,4 +1,4 @@
-"""Plans: what of a step runs again, to be saved and used for the same step later."""
+"""Plans: the ops of a step that run again, saved and used for the same step later."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from geutil.gradients.segments import (
 from geutil.gradients.step import PlainStep, tensors_of
 from geutil.graph import runtime
 from geutil.graph.types import Operation
-from geutil.memory.sizes import megabytes
 from geutil.memory.timeline import drawn_axes
+from geutil.sizes import size_text
 
 _FORMAT = 4
 _SENT = -1
@@ -38,7 +38,7 @@ _OTHER_GRAPH = (
 
 @dataclass(frozen=True)
 class Plan:
-    """The recomputation of a step, and its order: found once, used as often as wanted.
+    """The ops of a step that run again, and when: found once, used at will.
 
     Ops are numbered in an order that follows from the graph alone, so that a plan fits
     the same step traced again, in another process, too.
@@ -47,8 +47,8 @@ class Plan:
         budget: the limit of the peak, in bytes.
         peak: the predicted peak, in bytes, without updates.
         plain_peak: that of plain gradients.
-        extra_time: the time of the recomputation, as a part of that of the step with
-            plain gradients. An estimate from op costs.
+        extra_time: the time of ops that run again, as a part of the time of the step
+            with plain gradients. An estimate from op costs.
         bound: no schedule of the planner within the budget takes less extra time; 0 if
             nothing is known of that, as of steps with very many ops.
         types: the types of the ops that run again, each with how many runs these are,
@@ -61,8 +61,8 @@ class Plan:
         away: the ops whose results wait on another device instead of running again.
         offload_device: that device.
         encoded: the tensors that are encoded, numbered among those that can be.
-        loops: for each loop the recomputation in its backward pass: none (0), values
-            without a product or convolution (1), or all values that can be (2).
+        loops: for each loop the values that its backward pass computes again: none (0),
+            those without a product or convolution (1), or all that can be (2).
         ops: how many ops the step has.
         fingerprint: of the graph of the step; "" of a plan for any batch size, which
             fits each step of as many ops.
@@ -107,8 +107,8 @@ class Plan:
         sent = f"; {len(away)} results sent to {self.offload_device}" if away else ""
         loops = f"; loops that compute again: {self.looping}" if self.looping else ""
         return (
-            f"plan for {megabytes(self.budget)}: {megabytes(self.peak)}, plain "
-            f"{megabytes(self.plain_peak)}; {count} runs of ops again{loops}{sent}, "
+            f"plan for {size_text(self.budget)}: {size_text(self.peak)}, plain "
+            f"{size_text(self.plain_peak)}; {count} runs of ops again{loops}{sent}, "
             f"about {self.extra_time:.1%} more time{at_least(self.bound)}"
         )
 
@@ -156,7 +156,7 @@ class Plan:
 
 
 def at_least(bound: float) -> str:
-    """Say what a bound of extra time says; nothing if there is none."""
+    """Return a bound of extra time in words; nothing if there is none."""
     return f", and no schedule takes less than {bound:.1%}" if bound > 0 else ""
 
 
@@ -173,10 +173,10 @@ def _check(plan: Plan) -> None:
 
 @dataclass(frozen=True)
 class PlanCurve:
-    """The curve of time against memory: plans of one step for several budgets.
+    """The price of memory in time: plans of one step for several budgets.
 
     Attributes:
-        plain_peak: the plain peak, in bytes.
+        plain_peak: the peak of plain gradients, in bytes.
         ordered_peak: their peak in a planned order, which costs no time.
         plans: from the largest budget to the least that could be met.
         unmet: the budgets, in bytes, for which no plan was found.
@@ -201,11 +201,11 @@ class PlanCurve:
     unmet: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        plain, ordered = megabytes(self.plain_peak), megabytes(self.ordered_peak)
+        plain, ordered = size_text(self.plain_peak), size_text(self.ordered_peak)
         lines = [
             f"plain {plain}; in order {ordered}",
             *map(str, self.plans),
-            *(f"no plan for {megabytes(budget)} was found" for budget in self.unmet),
+            *(f"no plan for {size_text(budget)} was found" for budget in self.unmet),
         ]
         return "\n".join(lines)
 
@@ -237,7 +237,7 @@ def make_plan(
     times: tuple[float, float],
     offload_device: str = "",
 ) -> Plan:
-    """Return what a recomputation comes to as a plan.
+    """Return a recomputation as a plan.
 
     `peaks` are the predicted one and that of plain gradients, `times` the extra time
     and its bound.
@@ -282,7 +282,7 @@ def _order(
 
 
 def planned_recomputation(step: PlainStep, plan: Plan) -> Recomputation:
-    """Return what a plan recomputes of a step with plain gradients.
+    """Return the recomputation of a plan, of a step with plain gradients.
 
     Raises:
         PlanError: the step is another one than that the plan was made for.
@@ -302,7 +302,7 @@ def planned_recomputation(step: PlainStep, plan: Plan) -> Recomputation:
         )
     bursts = [[ops[n] for n in burst] for burst in plan.bursts]
     before = {ops[n]: stage + 1 for n, stage in plan.stages}
-    # How long it takes is part of what the plan says of its time.
+    # The time of loops is part of the plan's.
     away = {ops[n]: 0.0 for n in plan.away}
     recomputation = scheduled_recomputation(step, bursts, before, away)
     places = {}
@@ -313,11 +313,9 @@ def planned_recomputation(step: PlainStep, plan: Plan) -> Recomputation:
 
 
 def canonical_ops(step: PlainStep) -> list[Operation]:
-    """Return the ops of a step in an order that its structure alone decides.
-
-    Each comes after what it reads and waits for, back edges of loops apart: in depth
-    first order from the ys and the gradients on, input by input.
-    """
+    """Return the ops of a step in an order that its structure alone decides."""
+    # Each comes after its inputs, back edges of loops apart: in depth first order from
+    # the ys and the gradients on, input by input.
     ordered: dict[Operation, None] = {}
     begun: set[Operation] = set()
     ends = [t.op for t in (*step.ys, *tensors_of(step.gradients))]
@@ -335,10 +333,7 @@ def canonical_ops(step: PlainStep) -> list[Operation]:
 
 
 def fingerprint(step: PlainStep, ops: Sequence[Operation]) -> str:
-    """Return a digest of the structure of a step: no names, no variables' values.
-
-    `ops` are its canonical ones.
-    """
+    """Return a digest of the structure of a step, by its canonical `ops`."""
     number = {op: n for n, op in enumerate(ops)}
     digest = hashlib.sha256()
     for op in ops:
@@ -351,7 +346,7 @@ def fingerprint(step: PlainStep, ops: Sequence[Operation]) -> str:
 
 
 def _attributes(op: Operation) -> list[tuple[str, Any]]:
-    """Return the attributes of an op that say what it computes, no names among them."""
+    """Return the attributes of an op that decide its result, no names among them."""
     attributes = []
     for name, value in sorted(op.node_def.attr.items()):
         kind = value.WhichOneof("value")

@@ -1,8 +1,8 @@
 """A training step as a problem of the planner, and its schedules as recomputations.
 
-Forward and backward ops are the nodes, views part of what they show; forward ops may
-run again, as often as pays. What a schedule runs again between one backward op and the
-next is a segment. A result that travels to another device and back is one that "runs
+Forward and backward ops are the nodes, views part of their sources; forward ops may run
+again, as often as pays. Ops that a schedule runs again between one backward op and the
+next are a segment. A result that travels to another device and back is one that "runs
 again" in the time of the way back, and reads nothing then. To the planner its op is two
 nodes: one that computes it, holds it while it does, and leaves nothing behind; and one
 that is there right after and may run again.
@@ -53,7 +53,7 @@ class StepProblem:
     returning: Mapping[int, float] = field(default_factory=dict)
 
     def recomputation(self, runs: Sequence[int]) -> Recomputation:
-        """Return what a schedule recomputes, each op where the schedule has it."""
+        """Return the recomputation of a schedule, each op where the schedule has it."""
         backward = frozenset(self.step.backward)
         ran: set[int] = set()
         copies: Counter[Operation] = Counter()
@@ -93,12 +93,10 @@ class StepProblem:
     def _needs_copy(
         self, op: Operation, node: int, copies: Mapping[Operation, int], *, late: bool
     ) -> bool:
-        """Tell whether a copy takes the place of the first run of an op.
-
-        What gradient functions make of forward tensors alone runs in the forward pass,
-        and reads that. Where a schedule has it later, in the backward pass (`late`), it
-        waits itself if it can; many products and sums cannot.
-        """
+        """Tell whether a copy takes the place of the first run of an op."""
+        # Helpers that gradient functions make of forward tensors alone run in the
+        # forward pass, and read these. Where a schedule has one later, in the backward
+        # pass (`late`), it waits itself if it can; many products and sums cannot.
         return (
             node not in self.problem.once
             and self.step.is_helper(op)
@@ -115,11 +113,9 @@ def step_problem(
     step_program: StepProgram,
     time_of: Times = op_time,
 ) -> StepProblem:
-    """Return a step as a problem of the planner.
-
-    An op whose result has one reader is part of that reader, if this takes over its
-    buffer or if the result is tiny: then nothing is lost by running both together.
-    """
+    """Return a step as a problem of the planner."""
+    # An op whose result has one reader is part of that reader, if this takes over its
+    # buffer or if the result is tiny: then nothing is lost by running both together.
     program = step_program.program(updates_wait=True)
     ops = step_program.ops
     later = step_program.later(program)
@@ -166,11 +162,11 @@ def step_problem(
         sizes[own] += left
         if left:
             makers_of_nodes[own].append(ops[i] if i < len(ops) else None)
-        # What asks for a shape holds nothing: it runs as soon as the tensor is there.
+        # A reader of a shape holds nothing: it runs as soon as the tensor is there.
         if node.type not in VALUE_BLIND:
             makers = {m for t in node.inputs for m in groups.makers(t)}
             edges |= {(node_of[m], own) for m in makers}
-    # What a view reads besides, its shape, may be made behind the buffer that it shows.
+    # Another input of a view, its shape, may be made behind the buffer that it shows.
     edges = {(a, b) for a, b in edges if a < b}
     outputs = {node_of[m] for t in program.fetched for m in groups.makers(t)}
     problem = Problem(
@@ -213,11 +209,9 @@ class _Groups:
         return i
 
     def all_before(self, i: int, place: Sequence[int], end: int) -> set[int]:
-        """Return the places of the groups that a node has to have behind it.
-
-        That of its own group, if that comes before the one that waits (`end`);
-        otherwise, where its group ends later, those of what the group reads up to it.
-        """
+        """Return the places of the groups that a node has to have behind it."""
+        # That of its own group, if that comes before the one that waits (`end`);
+        # otherwise, where its group ends later, those of the group's inputs up to it.
 
         def behind(j: int) -> Iterable[int]:
             if place[j] < end:
@@ -240,7 +234,7 @@ class _Groups:
     def merge_views(self) -> None:
         """Put each view into the group of the (first) buffer that it shows."""
         for i, node in enumerate(self._program.nodes):
-            # Nothing is left of what shows a constant or a variable.
+            # Nothing is left of views of a constant or a variable.
             if not node.aliases or any(self._program.sizes[t] for t in self.left_by(i)):
                 continue
             buffers = [self.makers(node.inputs[place])[-1] for _, place in node.aliases]
@@ -252,7 +246,8 @@ class _Groups:
 
     def merge_gradients_of_biases(self) -> None:
         """Put the gradient of a bias into the group of that of its filter."""
-        # TensorFlow runs both as one, so that what waits for one waits for the other.
+        # TensorFlow runs both as one, so that an op that waits for one waits for the
+        # other.
         nodes = self._program.nodes
         # The gradient of the result comes last, and is never held anyway.
         filters = {
@@ -266,10 +261,8 @@ class _Groups:
                 self._leader[self.leader(i)] = self.leader(first)
 
     def merge_with_readers(self, again: Sequence[bool]) -> None:
-        """Put a group into that of its only reader, where nothing is lost by it.
-
-        Only of nodes that may all run `again`, or none.
-        """
+        """Merge groups into those of their only readers, where nothing is lost."""
+        # Only of nodes that may all run `again`, or none.
         nodes = self._program.nodes
         small = negligible_size(self._program)
         fetched = {m for t in self._program.fetched for m in self._groups_of(t)}
@@ -288,11 +281,11 @@ class _Groups:
             if len({again[i] for i in (*group, *members.get(reader, [reader]))}) > 1:
                 continue
             # An update uses up its gradient at once; both are there meanwhile. One that
-            # waits leaves the gradient there, which may be small next to what it reads.
+            # waits leaves the gradient there, which may be small next to its inputs.
             ends = not nodes[reader].outputs and not nodes[reader].controls
             if ends or self._loses_nothing(group, first, reader, small):
                 self._leader[first] = reader
-                # What the group reads, the whole of it reads from now on.
+                # The inputs of the group are those of the merged one from now on.
                 members.setdefault(reader, [reader]).extend(group)
                 for i in () if ends else group:
                     self._is_used_up[i] = True
@@ -300,12 +293,10 @@ class _Groups:
     def _loses_nothing(
         self, group: Sequence[int], first: int, reader: int, small: int
     ) -> bool:
-        """Tell whether a group may as well wait for its only reader.
-
-        It may if all that it reads and makes is small, or if the reader takes over its
-        buffer and either waits for nothing large besides, or what the group reads is no
-        larger than what it makes: then that is held in the meantime.
-        """
+        """Tell whether a group may as well wait for its only reader."""
+        # It may if all that it reads and makes is small, or if the reader takes over
+        # its buffer and either waits for nothing large besides, or the group's inputs
+        # are no larger than its results: then these inputs are held in the meantime.
         node, sizes = self._program.nodes[reader], self._program.sizes
         size = sum(sizes[t] for i in group for t in self.left_by(i))
         read = {
@@ -331,7 +322,7 @@ def _may_run_again(
     """Tell of each op whether it may run again."""
     behind = frozenset(segments.recomputable(step, always))
     # One that also shows something tiny that is kept (the IdentityN of a swish, its
-    # factor) may: what has to stay as it is stays with all outputs.
+    # factor) may: an op that has to stay as it is stays with all outputs.
     return [op in behind and not all(map(always, op.outputs)) for op in ops]
 
 
@@ -345,12 +336,8 @@ def travel_times(
 ) -> dict[int, float]:
     """Return the nodes whose result can wait on a device, each with seconds one way.
 
-    The bandwidth, in bytes in a second, is measured if it is None: 64 MiB are sent
-    there and back four times.
-
-    Raises:
-        PlanError: the step runs on that device, or it cannot be told how fast
-            transfers are.
+    The bandwidth, in bytes in a second, is measured if it is None. Raises PlanError if
+    the step runs on that device, or transfers cannot be measured.
     """
     results = {node: problem.results[node] for node in _travelling_nodes(problem)}
     ops = {node: op for node, op in results.items() if op is not None}
@@ -423,11 +410,9 @@ def _measured_bandwidth(source: str, destination: str) -> float:
 
 
 def _travelling_nodes(problem: StepProblem) -> list[int]:
-    """Return the nodes whose result can wait elsewhere, in ascending order.
-
-    Those that may run again and leave one buffer behind, that of an op of one output,
-    of which all else that they make are views.
-    """
+    """Return the nodes whose result can wait elsewhere, in ascending order."""
+    # Those that may run again and leave one buffer behind, that of an op of one output,
+    # of which all their other results are views.
     return [
         node
         for node, op in enumerate(problem.results)
@@ -457,10 +442,7 @@ def _behind(problem: StepProblem, node: int) -> tuple[Operation, ...] | None:
 
 
 def with_transfers(problem: StepProblem, one_way: Mapping[int, float]) -> StepProblem:
-    """Return a step's problem in which some results come back instead of running again.
-
-    `one_way` are the nodes whose results do, each with how long that takes.
-    """
+    """Return a step's problem in which results of `one_way` nodes come back."""
     plain = problem.problem
     # Each such node comes right behind the one that computes it.
     makes: list[int] = []

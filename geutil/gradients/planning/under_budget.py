@@ -1,7 +1,7 @@
 """The least recomputation whose predicted peak is within a budget.
 
 The planner schedules the step, and may run forward ops again as often as pays. A
-schedule is worth what a simulation of the whole step says of it: kernels hold more than
+simulation of the whole step decides the worth of a schedule: kernels hold more than
 their results, and take over buffers. So the planner is asked for several budgets, until
 the simulated peak is just within the given one.
 """
@@ -35,7 +35,8 @@ from geutil.gradients.step import PlainStep
 from geutil.graph.placement import kind_of, planned_for
 from geutil.graph.types import Tensor
 from geutil.memory.kernels import device_of
-from geutil.memory.sizes import byte_count, megabytes, tensor_bytes
+from geutil.memory.sizes import tensor_bytes
+from geutil.sizes import byte_count, size_text
 
 _FEWEST_TRIES, _TRIES = 3, 8
 _TRIED_NODES = 12_000
@@ -43,7 +44,7 @@ _TRIED_NODES = 12_000
 _WORTHS = (0.5, 1.0, 2.0)
 """For how much of an op's own time its result may travel, in the choices tried."""
 _MOST_SEARCHED = 2500
-"""Of larger problems, only what is needed is looked for."""
+"""Of larger problems, only needed budgets are tried."""
 _WORTH_RISKING = 0.75
 """Where the time for updates in place is less than this part of that for others, they
 are taken to be in place."""
@@ -60,22 +61,22 @@ _SMALL, _FEW_BRANCHES, _MANY_BRANCHES = 400, 1, 200
 """Nodes of small problems, and the branches of the bound's program for others and for
 those. The first branch, with its cuts, gives most of the bound in a second or two."""
 _NARROW = 0.03
-"""Budgets that are nearer than this, as a part, differ by less than what a step holds
-differs from its schedule."""
+"""Budgets that are nearer than this, as a part, differ by less than the
+memory of a step does from its schedule."""
 _WORTHWHILE = 0.005
 """Extra time, as a part of the step's, that is worth another schedule between them."""
 _STRIDE = 0.7
 """A next budget is at most this far from one in proportion."""
 _AIM, _MOST = 0.985, 0.99
-"""Of a budget, what is looked for and what is taken: a finished step may hold a percent
+"""Parts of a budget that are aimed at and accepted: a finished step may hold a percent
 more than was planned."""
 _SPARE_OF_REGION, _SPARE_OF_REGIONS = 1 / 16, 1 / 8
-"""Of a budget, what stays free where an allocator hands out chunks, of one region and
-of growing memory: the order that a step has in the end moves the gaps between them.
-Encoder and ResNet50, 50 % and 25 %: chunks of 0.98 to 1.08 times, and of 0.98 to 1.15
-times what was planned."""
+"""The part of a budget that stays free where an allocator hands out chunks, of one
+region and of growing memory: the order that a step has in the end moves the gaps
+between them. Encoder and ResNet50, 50 % and 25 %: chunks of 0.98 to 1.08 times, and of
+0.98 to 1.15 times the plan."""
 _CLOSE = 0.01
-"""As a part of the budget: what is nearer to it makes no difference."""
+"""As a part of the budget: peaks nearer to it make no difference."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +84,9 @@ class Budget:
     """How much a step may hold at its peak, or how much longer it may take.
 
     Attributes:
-        limit: bytes; a text such as "1.5GB", "800 MiB" or "50%"; or a part of the plain
-            peak, above 0 and up to 1. The planner searches for the least time within
-            it.
+        limit: bytes; a text such as "1.5GB", "800 MiB" or "50%"; or a part of the peak
+            of plain gradients, above 0 and up to 1. The choice of the least time within
+            it is looked for.
         seed: of the planner's random numbers.
         measured: whether each kind of op is run to see how long it takes, on this
             machine and in some seconds. Otherwise times are estimated from shapes.
@@ -95,10 +96,10 @@ class Budget:
             is that of the step's own device.
         bandwidth: bytes in a second that go there, or back; None has it measured.
         offload_device: that device.
-        extra_time: in the place of a limit, the time of the recomputation, as a part of
-            that of the step with plain gradients, or as a text such as "20%". The
-            planner searches for the least memory within it. One more forward pass is
-            about 0.3.
+        extra_time: in the place of a limit, the time of ops that run again, as a part
+            of the time of the step with plain gradients, or as a text such as "20%".
+            The choice of the least peak within it is looked for. One more forward pass
+            is about 0.3.
 
     Raises:
         ArgumentTypeError: the limit is none of these, the bandwidth or the extra time
@@ -120,7 +121,7 @@ class Budget:
     extra_time: float | str | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what is no budget."""
+        """Refuse values that are no budget."""
         if (self.limit is None) == (self.extra_time is None):
             raise ArgumentTypeError(
                 "a budget has either a limit, such as '1.5GB' or '50%', or extra_time, "
@@ -148,13 +149,13 @@ class Budget:
             return f"least peak in {100 * self.extra_share:g} % more time"
         if self._share is not None:
             return f"budget of {100 * self._share:g} % of plain gradients"
-        return f"budget of {megabytes(self.bytes(0))}"
+        return f"budget of {size_text(self.bytes(0))}"
 
     def bytes(self, plain_peak: int) -> int:
-        """Return the budget in bytes; the plain peak if it is one of time.
+        """Return the budget in bytes; the peak of plain gradients for one of time.
 
         Args:
-            plain_peak: the plain peak.
+            plain_peak: the peak of plain gradients.
         """
         if self.extra_time is not None:
             return plain_peak
@@ -177,7 +178,7 @@ class Budget:
 
 
 def _share_of(value: object) -> float | None:
-    """Return what a number or a text in percent says; None for anything else."""
+    """Return a number, or a text in percent, as a share; None for anything else."""
     if isinstance(value, str):
         number, percent, rest = value.partition("%")
         try:
@@ -234,7 +235,7 @@ class BudgetSearch:
 
     @cached_property
     def alone(self) -> Trial:
-        """What order alone leads to."""
+        """The trial of order alone."""
         return self._trials.without()
 
     @cached_property
@@ -251,11 +252,9 @@ class BudgetSearch:
 
     @cached_property
     def _problems(self) -> list[StepProblem]:
-        """The step's problem, and some in which results may travel.
-
-        Those that take longer to compute than to travel both ways, or half or twice as
-        long: what runs again may need others to run again before it.
-        """
+        """The step's problem, and some in which results may travel."""
+        # Those that take longer to compute than to travel both ways, or half or twice
+        # as long: ops that run again may need others to run again before them.
         problem, budget = self.problem, self._budget
         if not budget.offload:
             return [problem]
@@ -314,8 +313,8 @@ class BudgetSearch:
         """Return the recomputation of least time whose peak is within some bytes.
 
         Tried are the planner's schedules. If none of them is within the budget, so are
-        the choice of the least peak, and others, with as much kept besides as fits,
-        what takes longest to compute for its bytes first.
+        the choice of the least peak, and others, with as much kept besides as fits, the
+        longest to compute for their bytes first.
 
         Raises:
             PlanError: no choice was found; it names the least peak that was.
@@ -334,8 +333,8 @@ class BudgetSearch:
             lowest = min([self.alone, *tried], key=lambda trial: trial.peak)
             raise PlanError(
                 "no choice of checkpoints was found whose predicted peak is within "
-                f"{megabytes(limit)}; the least that was found is "
-                f"{megabytes(lowest.peak)}; pass a larger budget, or a smaller batch"
+                f"{size_text(limit)}; the least that was found is "
+                f"{size_text(lowest.peak)}; pass a larger budget, or a smaller batch"
             )
         if self._updates == "apart" and self._leaves_more(tried[0]):
             # One schedule tells whether a budget for updates in place is worth it.
@@ -364,7 +363,7 @@ class BudgetSearch:
         return tried
 
     def _refined(self, trial: Trial, limit: int) -> Trial:
-        """Return a choice that also keeps as much as fits, what is worth most first."""
+        """Return a choice that also keeps as much as fits, by time for bytes."""
         run_again = trial.plan.run_again if trial.plan else ()
         made = (op.outputs[0] for op in run_again if op.outputs)
         tensors = sorted(
@@ -404,10 +403,7 @@ class BudgetSearch:
         return int((_MOST - self._spare) * limit)
 
     def _leaves_more(self, trial: Trial) -> bool:
-        """Tell whether a step holds old values of variables that updates leave.
-
-        No schedule knows of them.
-        """
+        """Tell whether updates leave old values, of which no schedule knows."""
         is_small = len(self.problem.problem) <= _MOST_SEARCHED
         return is_small and trial.peak > (1 + _CLOSE) * trial.scheduled_peak
 
@@ -445,24 +441,24 @@ class BudgetSearch:
         return replace(best, bound=self._bound(best.peak, best))
 
     def _scheduled(self, problem: StepProblem, schedule: Schedule) -> Trial:
-        """Return what a schedule leads to."""
+        """Return the trial of a schedule."""
         plan = problem.recomputation(schedule.runs)
         return self._trials.scheduled(plan, schedule.peak)
 
     def _bound(self, limit: int, best: Trial) -> float:
         """Return extra time that every schedule within a limit takes, of the step's."""
         problem = self.problem.problem
-        # What travels is in no bound.
+        # Transfers are in no bound.
         if len(problem) > _MOST_BOUNDED or len(self._problems) > 1:
             return 0.0
-        # Kernels that take over buffers do what no schedule can: as much as they save
-        # the best one is open to others, too.
+        # Kernels that take over buffers do better than any schedule can: as much as
+        # they save the best one is open to others, too.
         saved = max(best.scheduled_peak - best.peak, 0)
         branches = _FEW_BRANCHES if len(problem) > _SMALL else _MANY_BRANCHES
         bound = extra_time_bound(problem, limit + saved, branches=branches)
         extra = self._extra_time(best)
         if best.scheduled_peak:
-            # What gradient functions made may run less often than the schedule says.
+            # Helpers of gradient functions may run less often than the schedule says.
             bound = min(bound, extra)
         # A choice that is no schedule may take less than any: that bounds nothing.
         return bound / (self._time or 1.0) if bound <= extra else 0.0
@@ -470,12 +466,11 @@ class BudgetSearch:
     def _planned(
         self, limit: int, most: int, problem: StepProblem, tries: int | None = None
     ) -> list[Trial]:
-        """Return the planner's choices for budgets around a limit.
-
-        A step holds a little more than the planner's schedule, or less: kernels take
-        over buffers, and ops wait for others, of which the planner knows a part. `most`
-        is the peak that is taken, `tries` the most schedules that are made.
-        """
+        """Return the planner's choices for budgets around a limit."""
+        # A step holds a little more than the planner's schedule, or less: kernels take
+        # over buffers, and ops wait for others, of which the planner knows a part.
+        # `most` is the highest peak that is accepted, `tries` the most schedules that
+        # are made.
         nodes = max(len(problem.problem), 1)
         tries = tries or min(max(_TRIED_NODES // nodes, _FEWEST_TRIES), _TRIES)
         tried: list[Trial] = []
@@ -516,7 +511,7 @@ class BudgetSearch:
         return tried
 
     def _extra_time(self, trial: Trial) -> float:
-        """Return how long what runs again or travels takes, by the ops' times."""
+        """Return the time of ops that run again and of transfers, by the ops' times."""
         return trial.plan.extra_time(self.time_of) if trial.plan else 0.0
 
 

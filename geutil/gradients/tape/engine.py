@@ -178,11 +178,11 @@ ACCEPTS_NONE = op_types.FUSED_NORMS | {
 
 
 class Run:
-    """One walk back along a tape, whose `stops` it ends at.
+    """One walk back along a tape, which ends at its `stops`.
 
     Where `count` gradients of a tensor wait that hold more than `size` bytes together,
-    they are added up ahead of time, and `summed` is told the sum. The gradients of
-    `watched` ids are wanted as well, though the walk goes on from them.
+    they are added up ahead of time, and `summed` is called with the sum. The gradients
+    of `watched` ids are wanted as well, though the walk goes on from them.
     """
 
     def __init__(
@@ -211,10 +211,8 @@ class Run:
     def go_back(
         self, target: Sequence[Any], output_gradients: Sequence[Any] | None
     ) -> None:
-        """Walk from the targets to the stops, and use up the tape.
-
-        A mistake of the caller is found before the tape is touched.
-        """
+        """Walk from the targets to the stops, and use up the tape."""
+        # A mistake of the caller is found before the tape is touched.
         ids = [self._space.tensor_id(t) for t in target]
         seed_gradients = _seeds(self._space, target, output_gradients)
         self._maker, entries = self._tape.export()
@@ -226,7 +224,7 @@ class Run:
             self._hand(number, seed_gradients.pop())
         waiting = self._waiting(uses)
         ready = [op for op in self._entries if not waiting[op]]
-        # The last in is the first out: what was just made is used up first.
+        # The last in is the first out: new gradients are used up first.
         while ready:
             for number in self._step(self._entries.pop(ready.pop())):
                 uses[number] -= 1
@@ -271,7 +269,7 @@ class Run:
         )
 
     def _step(self, entry: TapeEntry) -> tuple[int, ...]:
-        """Go back through one entry; return the ids of what it read."""
+        """Go back through one entry; return the ids of its inputs."""
         incoming = [
             None if number in self._stops else self._take(number)
             for number in entry.output_ids
@@ -301,10 +299,8 @@ class Run:
         return None if gradients is None else self._space.aggregate_fn(gradients)
 
     def _complete(self, entry: TapeEntry, incoming: list[Any]) -> None:
-        """Put zeros where no gradient arrived and one is needed; keep watched ones.
-
-        Where another output of the op has one, TensorFlow gives zeros, not None.
-        """
+        """Put zeros where no gradient arrived and one is needed; keep watched ones."""
+        # Where another output of the op has one, TensorFlow gives zeros, not None.
         places = zip(entry.output_ids, entry.output_shape_and_dtype, strict=True)
         for place, (number, kind) in enumerate(places):
             gradient = incoming[place]
@@ -366,7 +362,7 @@ def imperative_grad(
 
     How the sources were made does not count: a source stops the walk, as in
     `tf.gradients` with the sources as `stop_gradients`. A target that another target
-    depends on gets its own gradient, and the part that flows to it from the other.
+    depends on gets its own gradient, and that of the other.
 
     Args:
         vspace: the space that the gradients are in.
@@ -414,10 +410,6 @@ def additions(count: int) -> list[tuple[int, int]]:
     """Return the pairs in which `AddN` adds: it takes up to nine, then eight at a time.
 
     The `count` tensors are numbered from 0, and the results of pairs from `count` on.
-
-    Example:
-        >>> additions(4)
-        [(0, 1), (4, 2), (5, 3)]
     """
     pairs: list[tuple[int, int]] = []
 
@@ -439,13 +431,11 @@ def additions(count: int) -> list[tuple[int, int]]:
 
 
 def add_in_pairs(tensors: Sequence[Tensor], scope: str, device: str) -> Tensor:
-    """Return the sum of tensors that `AddN` would return, to the last bit.
-
-    Of more than two tensors Grappler makes `AddN`, where memory is short, add to zeros:
-    a constant of the sum's size that is never freed, in an order that is left to
-    chance. Sums of two it leaves alone, with something between them that keeps it from
-    joining them.
-    """
+    """Return the sum of tensors that `AddN` would return, to the last bit."""
+    # Of more than two tensors Grappler makes `AddN`, where memory is short, add to
+    # zeros: a constant of the sum's size that is never freed, in an order that is left
+    # to chance. Sums of two it leaves alone, with an op between them that keeps it from
+    # joining them.
     parts = list(tensors)
     graph = parts[0].graph
     with creation.neutral(graph), graph.name_scope(f"{scope}/"), graph.device(device):
@@ -463,7 +453,7 @@ SCOPE = "tape"
 
 
 class _Order:
-    """Lets what is built later wait for the last sum that frees memory."""
+    """Makes ops that are built later wait for the last sum that frees memory."""
 
     def __init__(self) -> None:
         self._last: Operation | None = None
@@ -502,9 +492,9 @@ def _late(gradient: Any, last: Operation) -> Any:
     return late
 
 
-# How TensorFlow's own engine works, and what says that it works as usual.
+# The ways in which TensorFlow's own engine works, and the sign that it does so.
 _FOREIGN = {"aggregation_method": (None, 0), "gate_gradients": (False, None, 0)}
-# A tape builds what an op needs on the op's device, whether colocated or not.
+# A tape builds the gradient ops of an op on its device, whether colocated or not.
 _KNOWN = frozenset(
     ("colocate_gradients_with_ops", "name", "stop_gradients", "unconnected_gradients")
 )
@@ -548,12 +538,9 @@ def tape_gradients(
     options: Mapping[str, Any],
     engine: TapeEngine,
 ) -> list[Any]:
-    """Return the gradients of `tf.gradients`, by ops that a tape builds.
-
-    Where gradients of a tensor are added up ahead of time, what comes after in the
-    order of the tape waits for the sum: else all would be started at once, and nothing
-    would be saved.
-    """
+    """Return the gradients of `tf.gradients`, by ops that a tape builds."""
+    # Where gradients of a tensor are added up ahead of time, later entries of the tape
+    # wait for the sum: else all would be started at once, and nothing would be saved.
     _check(options)
     captured = CapturedTensors()
     sources = [captured.source(x) for x in xs]

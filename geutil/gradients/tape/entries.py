@@ -56,7 +56,7 @@ class CapturedTensors:
         self._outside: dict[Graph, dict[int, Any]] = {}
 
     def beyond(self, tensor: Any) -> Any:
-        """Return what a tensor stands for: itself, but for placeholders of captures."""
+        """Return the captured tensor of a placeholder; any other tensor itself."""
         while hasattr(tensor, "graph") and tensor.op.type == "Placeholder":
             outside = self._of(tensor.graph).get(id(tensor))
             if outside is None:
@@ -65,7 +65,7 @@ class CapturedTensors:
         return tensor
 
     def source(self, x: Any) -> Any:
-        """Return what a tensor stands for; of a variable its handle or reference."""
+        """Return the captured tensor, or the handle or reference of a variable."""
         if isinstance(x, tf.Variable):
             x = runtime.variable_handle(x)
         return self.beyond(x) if isinstance(x, tf.Tensor) else None
@@ -78,7 +78,7 @@ class CapturedTensors:
 
 
 def number_of(tensor: Any) -> int:
-    """Return the number of what a tensor or variable stands for, or of an array."""
+    """Return the id of a tensor, a variable's handle, or an array."""
     source = CapturedTensors().source(tensor)
     return tensor_id(tensor if source is None else source)
 
@@ -86,11 +86,9 @@ def number_of(tensor: Any) -> int:
 def _record(
     ys: Sequence[Tensor], xs: Sequence[Any]
 ) -> Iterator[tuple[Operation, list[Any]]]:
-    """Yield each op between tensors with its inputs, in order.
-
-    A capture of a function's graph counts as the tensor that it stands for: ops of the
-    graphs around it are between `ys` and `xs`, too.
-    """
+    """Yield each op between tensors with its inputs, in order."""
+    # A capture of a function's graph counts as the captured tensor: ops of the graphs
+    # around it are between `ys` and `xs`, too.
     for y in ys:
         require_tensor(y)
     captured = CapturedTensors()
@@ -130,10 +128,8 @@ def _behind(ends: Iterable[Any], captured: CapturedTensors) -> list[Operation]:
 
 
 def _kinds(op: Operation) -> Iterator[tuple[Any, Any] | None]:
-    """Yield for each output the shape and dtype to make zeros of, or None.
-
-    A tensor stands for its shape if that is not known.
-    """
+    """Yield for each output the shape and dtype to make zeros of, or None."""
+    # Where its shape is not known, a tensor is yielded for it.
     is_symbolic = gradient_functions.is_symbolic_call(op)
     for t in op.outputs:
         kind = gradient_functions.default_gradient_kind(t)
@@ -146,11 +142,10 @@ def _kinds(op: Operation) -> Iterator[tuple[Any, Any] | None]:
 
 
 class OpGradient:
-    """The backward function of an op, which builds ops in a graph.
+    """The backward function of an op, which builds ops in a graph."""
 
-    It returns gradients for as many `inputs` as the op had when it was recorded:
-    differentiating a loop adds some.
-    """
+    # It returns gradients for as many `inputs` as the op had when it was recorded:
+    # differentiating a loop adds some.
 
     def __init__(self, op: Operation, inputs: int, graph: Graph) -> None:
         self.op_name = op.name
@@ -182,7 +177,7 @@ class OpGradient:
         return listed
 
     def _tell_shapes(self, gradients: Sequence[Any]) -> None:
-        """Let gradients have the static shapes of what they are the gradients of."""
+        """Let gradients have the static shapes of the inputs that they belong to."""
         for t, gradient in zip(self._op.inputs, gradients, strict=False):
             if not isinstance(gradient, tf.Tensor) or t.dtype == tf.resource:
                 continue
@@ -202,7 +197,7 @@ class TapeEntry(NamedTuple):
     """One operation that was run.
 
     Attributes:
-        op_type: the kind of the operation.
+        op_type: the kind of operation.
         output_ids: the ids of the tensors that it made.
         output_shape_and_dtype: for each of them its shape and dtype, from which zeros
             are made where no gradient arrives; None where the backward function wants
@@ -222,8 +217,8 @@ class TapeEntry(NamedTuple):
 class Tape:
     """Operations in the order in which they were run.
 
-    A tape holds ids of tensors, and no tensor: the backward function that needs an
-    intermediate keeps it alive, and the recorder must not hold on to more. A tape is
+    A tape holds ids of tensors, and no tensor: an intermediate lives as long as the
+    backward function that needs it, and who records must not hold on to more. A tape is
     used once: `imperative_grad` takes the entries out as it goes through them.
 
     Example:
@@ -270,7 +265,7 @@ class Tape:
         """Note an operation.
 
         Args:
-            op_type: its kind, for messages and for the arguments of its gradient.
+            op_type: its kind, for messages and for the gradients that it accepts.
             outputs: the tensors that it made: objects with a shape and a dtype.
             inputs: the tensors that it read. One that is read twice is listed twice.
             backward_function: takes the gradients of the outputs, and returns those of
@@ -286,7 +281,7 @@ class Tape:
         self._add(TapeEntry(op_type, made, kinds, read, backward_function))
 
     def export(self) -> tuple[dict[int, int], dict[int, TapeEntry]]:
-        """Return the recorded entries; the tape is empty afterwards.
+        """Hand over the entries; the tape is empty afterwards.
 
         Returns:
             `(tensor_to_op, op_to_entry)`: for the id of each tensor that an operation
@@ -316,7 +311,7 @@ class Tape:
 
         Raises:
             TapeError: an op between them is in a loop or conditional of version 1,
-                whose gradients `tf.gradients` alone can build.
+                whose gradients need facts that `tf.gradients` alone knows.
 
         Cost: linear in the ops behind `ys` and their edges.
 

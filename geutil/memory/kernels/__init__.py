@@ -21,13 +21,9 @@ _CPU_TAKES_CHUNKS = "TF_CPU_ALLOCATOR_USE_BFC"
 def device_of(name: str | None = None, onednn: bool | None = None) -> Device:
     """Return a device of this process, or one like it that is not there.
 
-    Args:
-        name: "GPU:0", say; None is where ops that name no device run.
-        onednn: whether CPUs use oneDNN; None is what this process does.
-
-    Raises:
-        ArgumentTypeError: `name` is no CPU or GPU, or TensorFlow was built without
-            kernels for it.
+    `name` is "GPU:0", say; None is where ops that name no device run. `onednn` tells
+    whether CPUs use oneDNN; None is as this process does. Raises ArgumentTypeError if
+    `name` is no CPU or GPU, or TensorFlow was built without kernels for it.
     """
     kind = kind_of(name)
     if kind not in ("CPU", "GPU") or not has_kernels(kind):
@@ -47,7 +43,7 @@ def _allocator_of_cpu() -> Allocator | None:
 
 
 def _allocator_of_gpu() -> Allocator | None:
-    # It takes from the driver what is asked for.
+    # It takes each request from the driver.
     if os.environ.get(_GPU_ALLOCATOR) == "cuda_malloc_async":
         return None
     said = os.environ.get(_GROWS)

@@ -1,12 +1,13 @@
 """Buffers of TensorFlow's CPU kernels, by op type: in place, of results, temporary.
 
-Read off the allocation records and tensor addresses of traced Sessions (TensorFlow
-2.21). A type that is in no table makes new buffers for all of its outputs and no other,
-and hands work to a thread. Kernels of oneDNN allocate next to nothing for themselves:
-12 KB for each convolution, in a batched product at most some hundred KB, 1.3 MB if both
-operands are read transposed; these are left out, and so are some KB of depthwise
-convolutions.
+A type that is in no table makes new buffers for all of its outputs and no other, and
+hands work to a thread.
 """
+
+# Read off the allocation records and tensor addresses of traced Sessions (TensorFlow
+# 2.21). Kernels of oneDNN allocate next to nothing for themselves: 12 KB for each
+# convolution, in a batched product at most some hundred KB, 1.3 MB if both operands are
+# read transposed; these are left out, and so are some KB of depthwise convolutions.
 
 from __future__ import annotations
 
@@ -150,11 +151,9 @@ def passes_on(op_type: str) -> bool:
 
 
 def is_held(op: Operation) -> bool:
-    """Tell whether the outputs of an op are held anyway.
-
-    TensorFlow makes a constant of a `Fill` of constants (2.21: of any size with
-    Grappler, of up to 10 MiB without).
-    """
+    """Tell whether the outputs of an op are held anyway."""
+    # TensorFlow makes a constant of a `Fill` of constants (2.21: of any size with
+    # Grappler, of up to 10 MiB without).
     if op.type != "Fill":
         return op.type in HELD
     are_constant = all(t.op.type in ("Const", "Shape") for t in op.inputs)
@@ -163,10 +162,8 @@ def is_held(op: Operation) -> bool:
 
 
 def updates_variable(op_type: str) -> bool:
-    """Tell whether an op of a type changes the variable of its first input where it is.
-
-    While somebody still holds the value that was read, it does so in a new buffer.
-    """
+    """Tell whether an op of a type changes the variable of its first input in place."""
+    # While somebody still holds the value that was read, it does so in a new buffer.
     return op_type in _UPDATES or op_type.startswith("ResourceApply")
 
 
@@ -195,11 +192,9 @@ def _rows(op: Operation) -> Pairs:
 
 
 def _rows_are_aligned(op: Operation, whole: Sequence[int | None]) -> bool:
-    """Tell whether rows lie where Eigen wants memory; kernels copy others.
-
-    Kernels look at the bytes of one row, and in a vector at where a slice begins and
-    ends. What takes every other row, or rows backwards, is copied.
-    """
+    """Tell whether rows lie where Eigen wants memory; kernels copy others."""
+    # Kernels look at the bytes of one row, and in a vector at where a slice begins and
+    # ends. A slice of every other row, or of rows backwards, is copied.
     size = op.outputs[0].dtype.size
     if op.type == "StridedSlice":
         strides = tf.get_static_value(op.inputs[3])
@@ -238,11 +233,9 @@ def temporary_bytes(
 
 
 def runs_in_onednn(op: Operation, onednn: bool | None = None) -> bool:
-    """Tell whether a convolution, a pool or its gradient is one of oneDNN's kernels.
-
-    These take no explicit padding in gradients. Processors of which they take float16
-    are rare, so that it is taken to be none of theirs.
-    """
+    """Tell whether a convolution, a pool or its gradient is one of oneDNN's kernels."""
+    # These take no explicit padding in gradients. Processors of which they take float16
+    # are rare, so float16 counts as none of theirs.
     return takes_type(op, onednn) and op.get_attr("padding") != b"EXPLICIT"
 
 
@@ -257,11 +250,9 @@ def takes_type(op: Operation, onednn: bool | None) -> bool:
 
 @cache
 def _takes_bfloat16() -> bool:
-    """Tell whether oneDNN has kernels of bfloat16 for this processor.
-
-    TensorFlow asks for AVX-512, or AVX-NE-CONVERT; both are assumed where it is not
-    told.
-    """
+    """Tell whether oneDNN has kernels of bfloat16 for this processor."""
+    # TensorFlow asks for AVX-512, or AVX-NE-CONVERT; both are assumed where the system
+    # does not tell.
     try:
         told = _PROCESSORS.read_text(encoding="utf-8")
     except OSError:
@@ -287,7 +278,7 @@ def bytes_at(tensor: Tensor, dims: DimsOf) -> int:
 
 
 def sizes_at(tensor: Tensor, dims: DimsOf) -> list[int]:
-    """Return the shape of a tensor, 0 for what is not known."""
+    """Return the shape of a tensor, 0 for unknown dimensions."""
     return [dim or 0 for dim in dims(tensor) or ()]
 
 
@@ -373,7 +364,7 @@ class EinsumLabels:
             self._sizes.update(zip(term, sizes_at(tensor, dims), strict=False))
 
     def elements(self, labels: Iterable[str]) -> int:
-        """Return the elements of what has some labels, 0 if that is not known."""
+        """Return the product of the dimensions of some labels, 0 if unknown."""
         return math.prod(self._sizes.get(label, 0) for label in labels)
 
     def sorted(self, labels: str, *kinds: int) -> list[str]:
@@ -389,13 +380,11 @@ class EinsumLabels:
 
 
 def _transposed(op: Operation, dims: DimsOf) -> int:
-    """Return the bytes of the transposed copies that an Einsum works on.
-
-    It multiplies matrices, so the labels of each operand have to be in the order batch,
-    free, contracted; contracted before free will do, since a product can read a matrix
-    transposed. An operand in another order is copied, and so is a product whose labels
-    are in another order than asked for.
-    """
+    """Return the bytes of the transposed copies that an Einsum works on."""
+    # It multiplies matrices, so the labels of each operand have to be in the order
+    # batch, free, contracted; contracted before free will do, since a product can read
+    # a matrix transposed. An operand in another order is copied, and so is a product
+    # whose labels are in another order than asked for.
     einsum = EinsumLabels(op, dims)
     copied = []
     for term in einsum.terms:

@@ -1,16 +1,15 @@
-"""Buffers of TensorFlow's GPU kernels: what lies in host memory, and scratch memory.
+"""Buffers of TensorFlow's GPU kernels: tensors in host memory, and scratch memory."""
 
-Ops that have no kernel for a GPU run on the CPU beside it, and kernels read and make
-shapes and most integers in the host's memory. cuDNN's workspaces are not counted: which
-algorithm it takes is found on the card. The rest is read off conv_ops_impl.h,
-conv_grad_*_ops.cc and fused_batch_norm_op.cc of TensorFlow 2.21.
-"""
+# Ops that have no kernel for a GPU run on the CPU beside it, and kernels read and make
+# shapes and most integers in the host's memory. cuDNN's workspaces are not counted:
+# which algorithm it takes is found on the card. The rest is read off conv_ops_impl.h,
+# conv_grad_*_ops.cc and fused_batch_norm_op.cc of TensorFlow 2.21.
 
 from __future__ import annotations
 
 import tensorflow as tf
 
-from geutil.graph.registered_kernels import Kernel, kernel_of
+from geutil.graph.registered_kernels import RegisteredKernel, kernel_of
 from geutil.graph.types import Operation, Tensor, dims_of
 from geutil.memory.kernels.cpu import DimsOf, Pairs
 from geutil.memory.sizes import bytes_of_shape
@@ -36,11 +35,10 @@ _IMAGES = {
 
 
 def is_in_host_memory(tensor: Tensor) -> bool:
-    """Tell whether a tensor of a step on a GPU never is in the GPU's memory.
-
-    One that the host makes is sent to the GPU as soon as it is made if an op there
-    reads it. Cost: some 10 us, and as much for each reader of what the host makes.
-    """
+    """Tell whether a tensor of a step on a GPU never is in the GPU's memory."""
+    # One that the host makes is sent to the GPU as soon as it is made if an op there
+    # reads it. Cost: some 10 us, and as much for each reader of a tensor that the host
+    # makes.
     if not _is_made_on_host(tensor):
         return False
     for reader in tensor.consumers():
@@ -54,11 +52,8 @@ def is_in_host_memory(tensor: Tensor) -> bool:
 
 
 def without_copies(op: Operation, aliases: Pairs) -> Pairs:
-    """Return the outputs of an op that are an input's buffer, in the same memory.
-
-    Tensors that pass between the GPU and an op of the host are copied. Cost: as that of
-    `is_in_host_memory` for each pair of an op of the host.
-    """
+    """Return the outputs of an op that are an input's buffer, in the same memory."""
+    # Tensors that pass between the GPU and an op of the host are copied.
     if not aliases or _kernel_on_gpu(op) is not None:
         return aliases
     return [
@@ -73,17 +68,16 @@ def _is_made_on_host(tensor: Tensor) -> bool:
     return kernel is None or tensor.value_index in kernel.host_outputs
 
 
-def _kernel_on_gpu(op: Operation) -> Kernel | None:
+def _kernel_on_gpu(op: Operation) -> RegisteredKernel | None:
     """Return the kernel of an op on the GPU; None if it runs on the CPU."""
     return None if _CPU in op.device else kernel_of(op, _KIND)
 
 
 def temporary_bytes(op: Operation, dims: DimsOf = dims_of) -> int:
-    """Return the bytes that an op's kernel allocates for itself.
-
-    cuDNN computes on channels first: kernels copy images of channels last, except those
-    of convolutions in half precision or TensorFloat-32, which copy their filters alone.
-    """
+    """Return the bytes that an op's kernel allocates for itself."""
+    # cuDNN computes on channels first: kernels copy images of channels last, except
+    # those of convolutions in half precision or TensorFloat-32, which copy their
+    # filters alone.
     if op.type in _NCHW_COPIES:
         return _copies_of_batch_norm(op, dims)
     if op.type not in _IMAGES or op.get_attr("data_format") != b"NHWC":

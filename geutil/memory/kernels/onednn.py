@@ -1,14 +1,14 @@
 """The passes of oneDNN and Grappler that run several ops as one.
 
-TensorFlow merges convolutions with the ops around them, and makes the ops that oneDNN
-computes anew, so that these come after all others wherever the executor has a choice.
+TensorFlow merges convolutions with the ops around them, and rebuilds the ops that
+oneDNN computes, so that these come after all others wherever the executor has a choice.
 The order among them is that of a walk over the graph.
-
-Grappler and oneDNN join a padding, a convolution, its bias and its activation, and the
-gradients of a filter and of its bias. A control edge at such an op undoes that, or
-makes one of the joint op and what waits for a part of it wait for each other
-(TensorFlow 2.21: "nodes in a cycle", or an abort).
 """
+
+# Grappler and oneDNN join a padding, a convolution, its bias and its activation, and
+# the gradients of a filter and of its bias. A control edge at such an op undoes that,
+# or makes the joint op and an op that waits for a part of it wait for each other
+# (TensorFlow 2.21: "nodes in a cycle", or an abort).
 
 from __future__ import annotations
 
@@ -26,15 +26,13 @@ _PRODUCERS = {
     "BiasAdd": ("Conv2D", "DepthwiseConv2dNative", "MatMul"),
     **dict.fromkeys(("Elu", "LeakyRelu", "Relu", "Relu6"), ("BiasAdd",)),
 }
-"""For an op type, those that it is joined with if nothing else reads what they make."""
+"""For an op type, those that it is joined with if nothing else reads their results."""
 
 
 def fused_groups(program: Program) -> list[list[int]]:
-    """Return the nodes in groups that TensorFlow may run as one op each.
-
-    A group begins with the node whose inputs are the group's, but a filter gradient
-    comes before the bias gradients that are summed along with it.
-    """
+    """Return the nodes in groups that TensorFlow may run as one op each."""
+    # A group begins with the node whose inputs are the group's, but a filter gradient
+    # comes before the bias gradients that are summed along with it.
     nodes = program.nodes
     maker = program.makers
     after = list(program.successors())
@@ -91,14 +89,12 @@ def _fused_parts(parts: Sequence[Node]) -> Node:
 def with_onednn(program: Program, seed: int = 0) -> Program:
     """Return the program with its convolutions merged and oneDNN's ops last.
 
-    As it is where its device does without oneDNN.
-
-    A bias is added, and a bias's gradient summed, within the convolution at its side; a
-    padding that only a convolution reads is done within it. Nodes come in the order in
-    which TensorFlow made them; `seed` stands for the addresses of edges, on which the
-    order depends where a node has many. Cost: linear in nodes and edges, for nodes of
-    up to eight edges; a sort of oneDNN's nodes.
+    As it is where its device does without oneDNN. `seed` stands for the addresses of
+    edges, on which the order depends where a node has many.
     """
+    # A bias is added, and a bias's gradient summed, within the convolution at its side;
+    # a padding that only a convolution reads is done within it. Nodes come in the order
+    # in which TensorFlow made them.
     if not program.device.onednn:
         return program
     graph = _NodeEdges(program)
@@ -225,7 +221,7 @@ def _merge_padding(graph: _NodeEdges, i: int) -> None:
 
 
 def _fused(first: Node, second: Node) -> Node:
-    """Return a node that does what `second` does with the output of `first`."""
+    """Return a node that runs `first` and then `second` on its output."""
     return second.changed(
         type="_FusedConv2D",
         inputs=[first.inputs[0], *second.inputs[1:], *first.inputs[1:]],

@@ -2,14 +2,14 @@
 
 Eigen copies blocks of both operands of a product so that a core reads them in a row;
 the kernels of MatMul and of convolutions without oneDNN take these copies from malloc.
-How large the blocks are follows from the caches and the threads, by rules that are read
-off the headers that TensorFlow 2.21 comes with (TensorContractionThreadPool.h,
-GeneralBlockPanelKernel.h, eigen_contraction_kernel.h), for x86; each size was compared
-with malloc's log in 100 products, and the sums with the resident set.
-
 A product's result has `n` rows of `m` columns, and `k` terms are summed up: Eigen sees
 the rows of TensorFlow as columns. Its left operand is the second one here, `k` by `m`.
 """
+
+# How large the blocks are follows from the caches and the threads, by rules that are
+# read off the headers that TensorFlow 2.21 comes with (TensorContractionThreadPool.h,
+# GeneralBlockPanelKernel.h, eigen_contraction_kernel.h), for x86; each size was
+# compared with malloc's log in 100 products, and the sums with the resident set.
 
 from __future__ import annotations
 
@@ -73,11 +73,10 @@ def caches_here() -> Caches:
 def packed_bytes(
     op: Operation, onednn: bool | None = None, dims: DimsOf = dims_of
 ) -> int:
-    """Return the bytes that an op's kernel takes beside TensorFlow's allocator.
-
-    Blocks and copies that it takes from malloc, less the part of its `temporary_bytes`
-    that it never writes to: no page of memory is there for that. So it may be negative.
-    """
+    """Return the bytes that an op's kernel takes beside TensorFlow's allocator."""
+    # Blocks and copies that it takes from malloc, less the part of its
+    # `temporary_bytes` that it never writes to: no page of memory is there for that. So
+    # it may be negative.
     if op.type in _COPIES:
         return _COPIES[op.type](op, dims)
     if op.type not in _PACKS:
@@ -108,10 +107,8 @@ def _packed(product: Product) -> int:
 
 
 def product_bytes(product: Product, threads: int, caches: Caches) -> int:
-    """Return the bytes of the blocks that Eigen packs for a product.
-
-    Those that it writes: malloc returns more, which no page of memory is needed for.
-    """
+    """Return the bytes of the blocks that Eigen packs for a product."""
+    # Those that it writes: malloc returns more, which no page of memory is needed for.
     m, n, k, each, plain = product
     if min(product[:4]) <= 0 or n == 1:
         return 0
@@ -268,11 +265,9 @@ def _known(op: Operation, dims: DimsOf) -> list[list[int]] | None:
 
 
 def _convolution_blocks(op: Operation, dims: DimsOf) -> int:
-    """Return the bytes of a Conv2D or Conv3D: blocks of patches, which are not made.
-
-    A convolution of one by one reads the image as it is. Half precision is summed up in
-    a result of float32, and written when the blocks are gone.
-    """
+    """Return the bytes of a Conv2D or Conv3D: blocks of patches, which are not made."""
+    # A convolution of one by one reads the image as it is. Half precision is summed up
+    # in a result of float32, and written when the blocks are gone.
     shapes = _known(op, dims)
     if shapes is None:
         return 0
@@ -336,10 +331,8 @@ def _matrix_blocks(op: Operation, dims: DimsOf) -> int:
 
 
 def _product(op: Operation, dims: DimsOf) -> Product | None:
-    """Return the product of matrices that Eigen's kernel of an op works on.
-
-    None of small ones of a batch, and of vectors, which other kernels take.
-    """
+    """Return the product of matrices that Eigen's kernel of an op works on."""
+    # None of small ones of a batch, and of vectors, which other kernels take.
     shapes = _known(op, dims)
     if shapes is None or min(map(len, shapes)) < 2:
         return None
@@ -382,11 +375,9 @@ def _reordered_filters(op: Operation, dims: DimsOf) -> int:
 
 
 def _gemm_blocks(op: Operation, dims: DimsOf) -> int:
-    """Return the bytes of the blocks of oneDNN's product of float32.
-
-    Measured with AVX-512, 1 to 14 MB in 92 products: those of the second operand, each
-    thread's if there are rows for all, and 1 MB of the first one.
-    """
+    """Return the bytes of the blocks of oneDNN's product of float32."""
+    # Measured with AVX-512, 1 to 14 MB in 92 products: those of the second operand,
+    # each thread's if there are rows for all, and 1 MB of the first one.
     product = _product(op, dims)
     if op.outputs[0].dtype != tf.float32 or product is None:
         return 0

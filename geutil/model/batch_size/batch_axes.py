@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from geutil.graph.flat_body import flat_body
 from geutil.graph.op_types import NEXT_ITERATIONS
-from geutil.model.programs import canonical, node_of
+from geutil.graph.walks import node_name, tensor_name
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,6 @@ class ScopeNode:
     """A node of a scope.
 
     Attributes:
-        node: its definition.
         inputs: the tensors that it reads, as `node:k`, control inputs left out.
         written: the same as the scope writes them: `node`, or `node:output:k` inside a
             function.
@@ -43,7 +42,7 @@ class Scope:
         entries: its nodes, producers first; loops of version 1 are cut where they go
             back.
         args: the names of a function's arguments.
-        results: what a function returns, as `node:k`.
+        results: the results of a function, as `node:k`.
     """
 
     entries: tuple[ScopeNode, ...]
@@ -67,17 +66,13 @@ def scope_of_graph(graph_def: Any) -> Scope:
 def scope_of_function(
     function: Any, library: Mapping[str, Any], attributes: Mapping[str, Any]
 ) -> Scope:
-    """Return the scope of a function's body.
-
-    Raises:
-        TransformError: the function is damaged, or takes lists of tensors.
-    """
+    """Return the scope of a function's body."""
     body = flat_body(function, library, attributes)
     nodes = [n.definition for n in body.nodes]
     return Scope(
         _ordered(nodes, [n.inputs for n in body.nodes]),
         tuple(f"{arg.name}:0" for arg in body.args),
-        tuple(canonical(result.tensor) for result in body.results),
+        tuple(tensor_name(result.tensor) for result in body.results),
     )
 
 
@@ -90,7 +85,7 @@ def _ordered(
     readers: list[list[int]] = [[] for _ in nodes]
     for i, names in enumerate(inputs):
         for name in names:
-            producer = index.get(node_of(name))
+            producer = index.get(node_name(name))
             if producer is not None and nodes[producer].op not in NEXT_ITERATIONS:
                 waits[i] += 1
                 readers[producer].append(i)
@@ -104,7 +99,7 @@ def _ordered(
 
 
 def _entry(node: Any, inputs: Sequence[str]) -> ScopeNode:
-    data = tuple(canonical(name) for name in inputs if not name.startswith("^"))
+    data = tuple(tensor_name(name) for name in inputs if not name.startswith("^"))
     written = tuple(name for name in node.input if not name.startswith("^"))
     return ScopeNode(node, data, written)
 
@@ -122,7 +117,7 @@ _SMALL = 4096
 
 
 @dataclass(frozen=True)
-class BatchSource:
+class SizeSource:
     """Where the size of the batch can be read.
 
     Attributes:
@@ -140,11 +135,10 @@ class BatchSource:
 
 @dataclass(frozen=True)
 class Sizes:
-    """The old batch size and the one that stands for all.
+    """The old batch size and the one that corresponds to all.
 
     Attributes:
         old: the size that may be baked in.
-        probe: the prime number.
         new: the new size, None if any.
     """
 
@@ -175,10 +169,7 @@ def shape_of(tensor: Any) -> Shape:
 
 
 def choose_probe(graph_def: Any) -> int:
-    """Return a prime number that divides no dimension and no small constant.
-
-    Cost: linear in the nodes, function bodies included.
-    """
+    """Return a prime number that divides no dimension and no small constant."""
     numbers = set(_numbers(graph_def))
     for prime in _PRIMES:
         if not any(n % prime == 0 for n in numbers):
@@ -214,12 +205,6 @@ def batch_axis_after_reshape(
     Elements keep their row-major order, so the batch lies where as many elements come
     before it as did in `shape`. Where several axes qualify, one that is the batch alone
     goes first, and among those the one in the old place.
-
-    Args:
-        shape: the shape before.
-        axis: the axis of the batch in it.
-        target: the shape after.
-        batch: the size of the batch in both.
 
     Example:
         >>> batch_axis_after_reshape([1, 7, 7, 64], 0, [1, 3136], 1)

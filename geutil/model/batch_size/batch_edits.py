@@ -9,7 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from geutil.model.batch_size.batch_axes import BatchSource
+from geutil.graph.walks import walk_by_identity
+from geutil.model.batch_size.batch_axes import SizeSource
 from geutil.model.programs import fresh_name
 
 
@@ -49,7 +50,7 @@ class SetDims:
     node: str
     index: int
     dims: Dims
-    source: BatchSource
+    source: SizeSource
     dtype: int
 
 
@@ -58,15 +59,13 @@ class SetSize:
     """Input `index` of `node`, a number of rows, becomes the batch size.
 
     Attributes:
-        node: the node.
-        index: the index of the input.
         source: where the size of the batch is read.
         frame: the loop of version 1 that the node is in; None outside of them.
     """
 
     node: str
     index: int
-    source: BatchSource
+    source: SizeSource
     frame: str | None = None
 
 
@@ -78,10 +77,7 @@ class Broadcast:
         node: the node, or None for a result.
         index: the index of the input or of the result.
         axis: the axis that is repeated; of several equal rows the first is taken.
-        rows: how long that axis is.
-        dims: the shape afterwards.
         source: where the size of the batch is read.
-        dtype: the dtype of the tensor.
     """
 
     node: str | None
@@ -89,7 +85,7 @@ class Broadcast:
     axis: int
     rows: int
     dims: Dims
-    source: BatchSource
+    source: SizeSource
     dtype: int
 
 
@@ -115,11 +111,8 @@ class CallAnew:
     """A function that `node` calls is replaced by a changed copy.
 
     Attributes:
-        node: the calling node.
         attribute: the attribute that names the function; None if it is the op's type.
         position: the place in the attribute, for a list of functions.
-        function: the name of the function.
-        plan: the changes.
     """
 
     node: str
@@ -142,8 +135,8 @@ Edit: TypeAlias = (
 
 
 @dataclass(frozen=True)
-class Obstacle:
-    """What cannot be mended, and what to do about it."""
+class BatchObstacle:
+    """A problem that cannot be mended, and its remedy."""
 
     node: str
     op: str
@@ -162,39 +155,27 @@ class BatchPlan:
 
     Attributes:
         edits: the changes, in the order of the ops.
-        problems: what cannot be mended.
-        growing: the names of the nodes that depend on the batch; what is recorded of
-            their shapes no longer holds.
+        growing: the names of the nodes that depend on the batch; their recorded shapes
+            no longer hold.
     """
 
     edits: list[Edit] = field(default_factory=list)
-    problems: list[Obstacle] = field(default_factory=list)
+    problems: list[BatchObstacle] = field(default_factory=list)
     growing: set[str] = field(default_factory=set)
 
-    def all_problems(self) -> list[Obstacle]:
+    def all_problems(self) -> list[BatchObstacle]:
         """Return the problems, those of the functions that are called included."""
-        problems = list(self.problems)
-        waiting = list(self.edits)
-        while waiting:
-            edit = waiting.pop(0)
-            if isinstance(edit, CallAnew):
-                problems += edit.plan.problems
-                waiting += edit.plan.edits
-        return list(dict.fromkeys(problems))
+        plans = walk_by_identity(
+            [self], lambda p: [e.plan for e in p.edits if isinstance(e, CallAnew)]
+        )
+        return list(dict.fromkeys(problem for p in plans for problem in p.problems))
 
 
 _INT = tf.int32.as_datatype_enum
 
 
-class Writer:
-    """Adds nodes to a graph or a function body.
-
-    Args:
-        nodes: the repeated field of nodes.
-        function: whether it is that of a function.
-        new: the new batch size, None if any.
-        used_names: names that are in use besides the nodes'.
-    """
+class NodeWriter:
+    """Adds nodes to a graph or a function body."""
 
     def __init__(
         self,
@@ -221,7 +202,7 @@ class Writer:
         self,
         name: str,
         dims: Dims,
-        source: BatchSource,
+        source: SizeSource,
         dtype: int,
         after: Sequence[str],
     ) -> str:
@@ -243,14 +224,14 @@ class Writer:
         ]
         return self.pack(name, parts, dtype)
 
-    def size(self, name: str, source: BatchSource, after: Sequence[str]) -> str:
+    def size(self, name: str, source: SizeSource, after: Sequence[str]) -> str:
         """Add the batch size as a scalar, read at run time if any is allowed."""
         if self._new is not None:
             return self.constant(name, self._new, _INT, after)
         return self._size(name, 1, source, _INT, after)
 
     def enter(self, name: str, tensor: str, frame: str) -> str:
-        """Add what takes a number into a loop of version 1."""
+        """Add an Enter op that takes a number into a loop of version 1."""
         node = self._node(name, "Enter", [tensor])
         node.attr["T"].type = _INT
         node.attr["frame_name"].s = frame.encode()
@@ -267,7 +248,7 @@ class Writer:
         return self._output(node, "output")
 
     def broadcast(self, name: str, tensor: str, shape: str, dtype: int) -> str:
-        """Add what repeats a tensor to a shape."""
+        """Add an op that repeats a tensor to a shape."""
         node = self._node(name, "BroadcastTo", [tensor, shape])
         node.attr["T"].type = dtype
         node.attr["Tidx"].type = _INT
@@ -276,7 +257,7 @@ class Writer:
     def first(
         self, name: str, tensor: str, axis: int, rank: int, dtype: int, after: Any
     ) -> str:
-        """Add what takes the first slice along an axis, and keeps the axis."""
+        """Add an op that takes the first slice along an axis, and keeps the axis."""
         end = [1 if i == axis else 0 for i in range(rank)]
         masked = sum(1 << i for i in range(rank) if i != axis)
         return self._slice(name, tensor, ([0] * rank, end), masked, 0, dtype, after)
@@ -291,7 +272,7 @@ class Writer:
         self,
         name: str,
         factor: int,
-        source: BatchSource,
+        source: SizeSource,
         dtype: int,
         after: Sequence[str],
     ) -> str:

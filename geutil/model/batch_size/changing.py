@@ -13,19 +13,19 @@ from geutil.errors import ModelError, TransformError
 from geutil.graph import shape_inference
 from geutil.graph.op_types import ENTERS, LOOPS, SWITCHES
 from geutil.graph.types import Tensor
+from geutil.graph.walks import node_name
 from geutil.model.batch_size import batch_edits, function_walk, verification
 from geutil.model.batch_size.batch_axes import Sizes, choose_probe, scope_of_graph
-from geutil.model.batch_size.batch_edits import BatchPlan, Broadcast, CallAnew, Writer
+from geutil.model.batch_size.batch_edits import (
+    BatchPlan,
+    Broadcast,
+    CallAnew,
+    NodeWriter,
+)
 from geutil.model.batch_size.sites import REFUSALS, Probing, attribute_of_shape
 from geutil.model.batch_size.walk import Walk, walk, walk_loops
 from geutil.model.core import EditableModel, M
-from geutil.model.programs import (
-    ModelProgram,
-    fresh_name,
-    node_of,
-    nodes_by_name,
-    set_constant,
-)
+from geutil.model.programs import ModelProgram, fresh_name, nodes_by_name, set_constant
 
 _numbers = itertools.count()
 _FRAMES = ENTERS | SWITCHES
@@ -34,15 +34,15 @@ _FRAMES = ENTERS | SWITCHES
 def fixed_graph_def(graph_def: Any, plan: BatchPlan, new: int | None) -> Any:
     """Return a copy of a graph with the changes of a plan.
 
-    What is recorded of the shapes of growing nodes is dropped. Functions that change
-    are copied under new names: other callers keep the old ones.
+    The recorded shapes of growing nodes are dropped. Functions that change are copied
+    under new names: other callers keep the old ones.
 
     Cost: linear in the nodes, function bodies included, and in the bytes.
     """
     result = type(graph_def)()
     result.CopyFrom(graph_def)
     bodies = {f.signature.name: f for f in graph_def.library.function}
-    writer = Writer(result.node, function=False, new=new)
+    writer = NodeWriter(result.node, function=False, new=new)
     waiting = _apply(plan, result.node, writer)
     while waiting:
         edit, node = waiting.pop()
@@ -58,7 +58,7 @@ def _apply_to_function(
     function: Any, plan: BatchPlan, new: int | None
 ) -> list[tuple[CallAnew, Any]]:
     args = [arg.name for arg in function.signature.input_arg]
-    writer = Writer(function.node_def, function=True, new=new, used_names=args)
+    writer = NodeWriter(function.node_def, function=True, new=new, used_names=args)
     for attributes in function.arg_attr.values():
         attributes.attr.pop("_output_shapes", None)
     function.attr.pop("_input_shapes", None)
@@ -70,7 +70,9 @@ def _apply_to_function(
     return _apply(plan, function.node_def, writer)
 
 
-def _apply(plan: BatchPlan, nodes: Any, writer: Writer) -> list[tuple[CallAnew, Any]]:
+def _apply(
+    plan: BatchPlan, nodes: Any, writer: NodeWriter
+) -> list[tuple[CallAnew, Any]]:
     """Change nodes; return the calls whose functions are to be changed next."""
     by_name = {node.name: node for node in nodes}
     framed = any(node.op in _FRAMES for node in nodes)
@@ -92,7 +94,7 @@ def _change(
     edit: batch_edits.Edit,
     node: Any,
     by_name: dict[str, Any],
-    writer: Writer,
+    writer: NodeWriter,
     framed: bool,
 ) -> None:
     name = f"{node.name}/batch_size"
@@ -106,31 +108,31 @@ def _change(
         node.attr.pop("data_format", None)
         node.input[:] = [total, *(n for n in node.input if n.startswith("^"))]
     elif isinstance(edit, batch_edits.SetConstant):
-        after = _controls(by_name.get(node_of(node.input[edit.index])))
+        after = _controls(by_name.get(node_name(node.input[edit.index])))
         dtype = tf.as_dtype(edit.value.dtype).as_datatype_enum
         node.input[edit.index] = writer.constant(name, edit.value, dtype, after)
     elif isinstance(edit, batch_edits.SetElements):
-        pack = by_name[node_of(edit.pack)]
+        pack = by_name[node_name(edit.pack)]
         parts = list(pack.input)
         dtype = pack.attr["T"].type
         for index, value in edit.elements:
-            after = _controls(by_name.get(node_of(parts[index])))
+            after = _controls(by_name.get(node_name(parts[index])))
             parts[index] = writer.constant(f"{name}/dim_{index}", value, dtype, after)
         node.input[edit.index] = writer.pack(name, parts, dtype)
     elif isinstance(edit, batch_edits.SetDims):
-        after = [f"^{node_of(edit.source.tensor)}"] if framed else []
+        after = [f"^{node_name(edit.source.tensor)}"] if framed else []
         node.input[edit.index] = writer.dims(
             name, edit.dims, edit.source, edit.dtype, after
         )
     elif isinstance(edit, batch_edits.SetSize):
-        after = [f"^{node_of(edit.source.tensor)}"] if framed else []
+        after = [f"^{node_name(edit.source.tensor)}"] if framed else []
         size = writer.size(name, edit.source, after)
         if edit.frame is not None:
             size = writer.enter(f"{name}/Enter", size, edit.frame)
         node.input[edit.index] = size
     elif isinstance(edit, Broadcast):
         source = node.input[edit.index]
-        after = [f"^{node_of(source)}"] if framed else []
+        after = [f"^{node_name(source)}"] if framed else []
         node.input[edit.index] = _broadcast(writer, edit, name, source, after)
 
 
@@ -140,7 +142,7 @@ def _controls(node: Any) -> list[str]:
 
 
 def _broadcast(
-    writer: Writer,
+    writer: NodeWriter,
     edit: Broadcast,
     name: str,
     tensor: str,
@@ -296,7 +298,7 @@ def _set_placeholders(
 ) -> None:
     nodes = nodes_by_name(program.graph_def)
     for name, tensor in batched.items():
-        node = nodes[node_of(program.inputs[name])]
+        node = nodes[node_name(program.inputs[name])]
         dims = tensor.shape.as_list()
         node.attr["shape"].CopyFrom(attribute_of_shape((size, *dims[1:])))
         node.attr.pop("_output_shapes", None)

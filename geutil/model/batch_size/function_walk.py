@@ -16,13 +16,13 @@ from geutil.model.batch_size.batch_axes import (
     scope_of_function,
     shape_of,
 )
-from geutil.model.batch_size.batch_edits import CallAnew, Obstacle
+from geutil.model.batch_size.batch_edits import BatchObstacle, CallAnew
 from geutil.model.batch_size.row_loops import row_loop
 from geutil.model.batch_size.sites import Probing, Site, broadcast_for_batch
 from geutil.model.batch_size.walk import Walk, walk
 
 OPAQUE = (tf.resource, tf.variant)
-"""Handles: their shapes say nothing about what they stand for."""
+"""Handles: their shapes say nothing about what they correspond to."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def _stand_in(probing: Probing, tensors: Sequence[Tensor]) -> Tensor:
 
 
 def merged(probing: Probing, tensors: Sequence[Tensor]) -> Tensor:
-    """Return what stands for one of several tensors, no one knows which."""
+    """Return a representative of several tensors, one of which it is."""
     if tensors[0].dtype in OPAQUE:
         grown = [t for t in tensors if probing.grows(t)]
         return (grown or list(tensors))[0]
@@ -99,22 +99,19 @@ class Settled:
     """A loop whose variables keep their shapes.
 
     Attributes:
-        site: the loop, with its changes.
-        state: its variables.
         called: the walk through its body with these.
-        earlier: what could not be mended in walks before.
         lost: whether less is known of a variable's shape than at the start.
     """
 
     site: Site
     state: list[Tensor]
     called: FunctionWalk
-    earlier: list[Obstacle]
+    earlier: list[BatchObstacle]
     lost: bool
 
     @property
-    def problems(self) -> list[Obstacle]:
-        """What cannot be mended."""
+    def problems(self) -> list[BatchObstacle]:
+        """The problems that cannot be mended."""
         return [*self.called.done.plan.all_problems(), *self.site.plan.problems]
 
     @property
@@ -166,7 +163,7 @@ def _guess(site: Site, fixed: frozenset[int]) -> list[int]:
 def _rounds(site: Site, body: Body, fixed: frozenset[int]) -> Settled:
     """Walk through a body until the variables keep their shapes.
 
-    In each round a variable gains the batch, or loses what is known of its shape.
+    In each round a variable gains the batch, or loses facts of its shape.
     """
     probing = site.probing
     start = [
@@ -175,7 +172,7 @@ def _rounds(site: Site, body: Body, fixed: frozenset[int]) -> Settled:
         else probing.placeholder(t.dtype, shape_of(t), like=[t])
         for i, t in enumerate(site.operands)
     ]
-    state, problems = start, list[Obstacle]()
+    state, problems = start, list[BatchObstacle]()
     while True:
         called = body(site, state)
         after = []
@@ -207,7 +204,7 @@ def _vaguer(before: Tensor, after: Tensor) -> bool:
 
 
 def _next_state(site: Site, index: int, before: Tensor, result: Tensor) -> Tensor:
-    """Return what a variable is, given what it is before and after an iteration."""
+    """Return the state of a variable, given those before and after an iteration."""
     probing = site.probing
     shape, grown = shape_of(before), shape_of(result)
     axis = probing.axis(result)
@@ -234,7 +231,7 @@ _BRANCHES = {
 
 
 def through_calls(site: Site, active: tuple[str, ...]) -> list[Tensor] | None:
-    """Walk through what an op calls, and return its outputs; None if it calls nothing.
+    """Walk through the callees of an op, and return its outputs; None without any.
 
     Cost: linear in the bodies; a loop's body once more for each kind of growth.
     """
@@ -373,7 +370,7 @@ def _passed_through(site: Site, body: NamedFunction) -> frozenset[int]:
 
 
 def _record_shapes(site: Site, outputs: Sequence[Tensor]) -> None:
-    """Say anew what shapes the outputs of a loop or conditional have."""
+    """Rewrite the recorded shapes of a loop's or conditional's outputs."""
     if not site.node.attr["output_shapes"].list.shape:
         return
     value = tf.compat.v1.AttrValue()

@@ -1,4 +1,4 @@
-"""Equality of rows, up to what rounding alone explains."""
+"""Equality of rows, up to rounding."""
 
 from __future__ import annotations
 
@@ -47,12 +47,9 @@ def noise(
 ) -> dict[str, float]:
     """Measure how much each result changes when the inputs change in the last bit.
 
-    Kernels add in another order for another batch size. What that does to a result is
-    of the size of what rounding the inputs does to it: both are perturbations of one
-    unit in the last place, carried through the same ops.
-
-    Returns:
-        The largest change by output; NaN where the inputs cannot be perturbed.
+    Kernels add in another order for another batch size. Its effect on a result is of
+    the size of the effect of rounding the inputs: both are perturbations of one unit in
+    the last place, carried through the same ops.
     """
     floats = [name for name, a in inputs.items() if eps(a.dtype)]
     if not floats:
@@ -92,7 +89,7 @@ _MOST_WINDOWS = 6
 
 
 class RowVerdict(Enum):
-    """What a comparison found."""
+    """The outcome of a comparison."""
 
     MATCHES = "the rows match, and differ from each other"
     SILENT = "the rows match, and are all the same"
@@ -103,10 +100,9 @@ class RowVerdict(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a comparison found.
+    """The outcome of a comparison.
 
     Attributes:
-        kind: the result.
         row: the first row that was compared where it fails.
         distance: how far the row is off.
         allowed: how far rounding may take it.
@@ -153,15 +149,7 @@ def judge(
     size: int,
     rounding: float,
 ) -> Verdict:
-    """Compare a result for a batch with results for windows of it.
-
-    Args:
-        references: what the old model makes of each window.
-        actual: what the new model makes of the batch.
-        rows: the rows of each window.
-        size: the size of the batch.
-        rounding: the measured effect of rounding.
-    """
+    """Compare a result for a batch with results for windows of it."""
     first, old = references[0], len(rows[0])
     allowed = tolerance(references, rounding)
     axis = batch_axis(first.shape, actual.shape, old, size)

@@ -7,49 +7,43 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from geutil.graph.walks import node_name
 from geutil.model.batch_size.batch_axes import (
-    BatchSource,
     Scope,
     ScopeNode,
+    SizeSource,
     constant_value,
 )
 from geutil.model.batch_size.batch_edits import SetSize
 from geutil.model.batch_size.row_loops import BOUNDS, COPIES, READS, is_along_first_axis
 from geutil.model.batch_size.sites import Site, attribute_of_shape
-from geutil.model.programs import node_of
 
 _PASSED = COPIES | {"Switch"}
 
 
 @dataclass
-class _Frame:
+class _LoopFrame:
     """The reads, writes and comparisons of a loop, by structure alone.
 
     Attributes:
-        reads: (op, name of what it takes an element of, counter) for each read.
+        reads: (op, name of the array, counter) for each read.
         bounds: (op, input, counter, value or None) for each bound of a counter.
         written: the arrays that it writes into.
-        source: what tells the size of the batch, once it is known to take rows.
+        source: the source of the batch size, once it is known to take rows.
     """
 
     reads: list[tuple[str, str, str | None]] = field(default_factory=list)
     bounds: list[tuple[str, int, str, int | None]] = field(default_factory=list)
     written: list[ScopeNode] = field(default_factory=list)
-    source: BatchSource | None = None
+    source: SizeSource | None = None
 
 
 class RowFrames:
-    """The loops of version 1 in a scope.
-
-    Args:
-        scope: a graph or the body of a function.
-
-    Cost: linear in the scope.
-    """
+    """The loops of version 1 in a scope."""
 
     def __init__(self, scope: Scope) -> None:
         self._entries = {entry.node.name: entry for entry in scope.entries}
-        self._frames: dict[str, _Frame] = {}
+        self._frames: dict[str, _LoopFrame] = {}
         self._arrays_of_rows: set[str] = set()
         self._constant_arrays: set[str] = set()
         if any(entry.node.op == "Enter" for entry in scope.entries):
@@ -87,24 +81,24 @@ class RowFrames:
                     )
 
     def _traced(self, name: str) -> ScopeNode | None:
-        """Return the op that makes what a tensor is a copy of."""
-        entry = self._entries.get(node_of(name))
+        """Return the op that makes the original of a copied tensor."""
+        entry = self._entries.get(node_name(name))
         while entry is not None and entry.node.op in _PASSED:
-            entry = self._entries.get(node_of(entry.inputs[0]))
+            entry = self._entries.get(node_name(entry.inputs[0]))
         return entry
 
     def _array_behind(self, enter: ScopeNode) -> str:
-        """Return the array that enters a loop; the Enter op of what is no array."""
+        """Return the array that enters a loop; for other tensors the Enter op."""
         array = self._traced(enter.inputs[0])
         is_array = array is not None and array.node.op == "TensorArrayV3"
         return array.node.name if array and is_array else enter.node.name
 
-    def _frame_of(self, enter: ScopeNode) -> _Frame:
+    def _frame_of(self, enter: ScopeNode) -> _LoopFrame:
         name = enter.node.attr["frame_name"].s.decode()
-        return self._frames.setdefault(name, _Frame())
+        return self._frames.setdefault(name, _LoopFrame())
 
     def see(self, site: Site) -> None:
-        """Let the loops that take rows of what an op makes run for each of them."""
+        """Let the loops that take rows of an op's result run for each of them."""
         name = site.node.name
         if site.node.op == "Enter" and site.axis(0) == 0:
             source = site.source(0)
@@ -149,13 +143,13 @@ class RowFrames:
         for frame_name, frame in self._reading(name):
             self._mend(site, frame_name, frame, source)
 
-    def _reading(self, name: str) -> Iterator[tuple[str, _Frame]]:
+    def _reading(self, name: str) -> Iterator[tuple[str, _LoopFrame]]:
         for frame_name, frame in self._frames.items():
             if any(read == name for _, read, _ in frame.reads):
                 yield frame_name, frame
 
     def _mend(
-        self, site: Site, frame_name: str, frame: _Frame, source: BatchSource
+        self, site: Site, frame_name: str, frame: _LoopFrame, source: SizeSource
     ) -> None:
         if frame.source is not None:
             return
@@ -182,7 +176,7 @@ class RowFrames:
             if counter in counters and read in self._constant_arrays:
                 _refuse_constant(site, frame_name, read)
 
-    def _lengthen(self, site: Site, array: ScopeNode, source: BatchSource) -> bool:
+    def _lengthen(self, site: Site, array: ScopeNode, source: SizeSource) -> bool:
         """Make an array as long as the batch has rows, if it was."""
         if _number(self._traced(array.inputs[0])) != site.sizes.old:
             return False
@@ -190,7 +184,7 @@ class RowFrames:
         return True
 
     def _count_to_the_batch(
-        self, site: Site, index: int, source: BatchSource | None
+        self, site: Site, index: int, source: SizeSource | None
     ) -> None:
         """Let the numbers of all elements go up to the size of the batch."""
         numbers = site.producers[index]
@@ -202,7 +196,7 @@ class RowFrames:
         dtype = site.operands[index].dtype
         site.operands[index] = site.probing.placeholder(dtype, [site.sizes.probe])
 
-    def _source_of(self, array: ScopeNode | None) -> BatchSource | None:
+    def _source_of(self, array: ScopeNode | None) -> SizeSource | None:
         for frame in self._frames.values():
             if any(array is written for written in frame.written):
                 return frame.source

@@ -9,15 +9,15 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.types import Tensor
+from geutil.graph.walks import node_name
 from geutil.model.batch_size.batch_axes import (
-    BatchSource,
     Scope,
     ScopeNode,
+    SizeSource,
     constant_value,
 )
 from geutil.model.batch_size.batch_edits import SetConstant, SetSize
 from geutil.model.batch_size.sites import Site
-from geutil.model.programs import node_of
 
 COPIES = frozenset(("Cast", "ExpandDims", "Identity", "Pack", "Reshape"))
 """Ops through which a number of a row goes as it is."""
@@ -33,7 +33,6 @@ class RowLoop:
     """A loop over the rows of a batch.
 
     Attributes:
-        edits: the changes of its condition.
         lists: the loop variables that are lists with an element for each row.
     """
 
@@ -49,13 +48,6 @@ def row_loop(site: Site, condition: Scope, body: Scope) -> RowLoop:
     counter with the old batch size. All bounds that are the old batch size are the new
     one then, and so is the size of each list that is reserved for it. A loop that takes
     rows in another way is a problem.
-
-    Args:
-        site: the loop.
-        condition: the body of the function that is its condition.
-        body: that of the function that it repeats.
-
-    Cost: linear in the two functions.
     """
     found = RowLoop()
     reads = [read for read in _reads(site, body) if _has_rows(site, read[1])]
@@ -115,7 +107,7 @@ def is_along_first_axis(entry: ScopeNode, entries: Mapping[str, ScopeNode]) -> b
         masks = ("begin_mask", "ellipsis_mask", "new_axis_mask")
         return not any(entry.node.attr[mask].i & 1 for mask in masks)
     if entry.node.op == "GatherV2":
-        axis = entries.get(node_of(entry.inputs[2]))
+        axis = entries.get(node_name(entry.inputs[2]))
         if axis is not None and axis.node.op == "Const":
             return not np.any(constant_value(axis.node))
     return True
@@ -129,7 +121,7 @@ def _has_rows(site: Site, variable: int | None) -> bool:
 
 
 def _lengthen_constants(
-    site: Site, body: Scope, counters: set[int | None], source: BatchSource
+    site: Site, body: Scope, counters: set[int | None], source: SizeSource
 ) -> None:
     """Repeat constants of which each row of the batch gets its own, if all are equal.
 
@@ -155,7 +147,7 @@ def _lengthen_constants(
         if not elements.shape.rank or elements.shape[0] != site.sizes.old:
             continue
         if elements.op.type == "Range" and _counts(site, elements):
-            numbers = node_of(producer.inputs[0])
+            numbers = node_name(producer.inputs[0])
             site.edit(SetSize(numbers, 1, source))
             site.plan.growing.add(numbers)
             continue
@@ -173,7 +165,6 @@ class _Bound:
     """A comparison of a counter.
 
     Attributes:
-        entry: the op.
         index: the input that is the bound.
         counter: the loop variable that is compared.
         variable: the loop variable that is the bound; None if it is a constant.
@@ -200,7 +191,7 @@ def _bounds(site: Site, condition: Scope) -> Iterator[_Bound]:
             continue
         variable, _ = _traced(condition, entries, entry.inputs[index])
         value, grows = None, False
-        producer = entries.get(node_of(entry.inputs[index]))
+        producer = entries.get(node_name(entry.inputs[index]))
         if variable is not None:
             operand = site.operands[variable]
             value, grows = site.probing.value(operand), site.probing.grows(operand)
@@ -224,7 +215,7 @@ def _traced(
 ) -> tuple[int | None, str]:
     """Return the loop variable that a tensor is, None if it is none, or its op type."""
     while name not in scope.args:
-        entry = entries.get(node_of(name))
+        entry = entries.get(node_name(name))
         if entry is None or entry.node.op not in (*COPIES, _ELEMENT):
             return None, "" if entry is None else entry.node.op
         # An element of a list of numbers counts as the counter that tells which.
@@ -232,12 +223,12 @@ def _traced(
     return scope.args.index(name), ""
 
 
-def _source(site: Site, variable: int, written: str) -> BatchSource:
-    """Return what tells the size of the batch: a list of rows, or a tensor's shape."""
+def _source(site: Site, variable: int, written: str) -> SizeSource:
+    """Return the source of the batch size: a list of rows, or a tensor's shape."""
     t = site.operands[variable]
     axis = site.probing.axis(t)
     factor = 1 if axis is None else site.sizes.factor(t.shape[axis])
-    return BatchSource(written, axis, factor, t.dtype.as_datatype_enum)
+    return SizeSource(written, axis, factor, t.dtype.as_datatype_enum)
 
 
 def _set_size(site: Site, index: int, variable: int) -> None:

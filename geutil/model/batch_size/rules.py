@@ -139,7 +139,7 @@ def reshape(site: Site) -> None:
 
 
 def _resolved(target: list[int | None], old: list[int | None]) -> list[int] | None:
-    """Return the target with -1 worked out, None if it depends on what is unknown."""
+    """Return the target with -1 worked out, None if it depends on unknown values."""
     target_dims = [d for d in target if d is not None]
     if len(target_dims) < len(target):
         return None
@@ -155,7 +155,7 @@ def _resolved(target: list[int | None], old: list[int | None]) -> list[int] | No
 def _set_elements(
     site: Site, target: list[int | None], changes: dict[int, int]
 ) -> None:
-    """Change elements of a target, in a constant or in what packs it."""
+    """Change elements of a target, in a constant or in the op that packs it."""
     new = [changes.get(i, d) for i, d in enumerate(target)]
     static_dims = [d for d in new if d is not None]
     if len(static_dims) == len(new):
@@ -198,7 +198,7 @@ def _set_first(site: Site, target: list[int | None], grown: Grown) -> None:
 
 
 def broadcast_to(site: Site) -> None:
-    """Let the target have the batch where what is broadcast has it."""
+    """Let the target have the batch where the operand has it."""
     shape, axis = site.shape(0), site.axis(0)
     target = site.probing.dims(site.operands[1])
     if axis is None or shape is None or target is None:
@@ -261,8 +261,8 @@ def bias_add(site: Site) -> None:
 def element_shape(index: int) -> Callable[[Site], None]:
     """Return the rule for a list whose elements' shape is input `index`.
 
-    The shape is what TensorFlow checks elements against. In front of it stands the old
-    batch size; it is left open.
+    TensorFlow checks elements against the shape. In front of it stands the old batch
+    size; it is left open.
     """
 
     def rule(site: Site) -> None:

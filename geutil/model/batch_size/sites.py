@@ -12,13 +12,14 @@ import tensorflow as tf
 
 from geutil.graph.creation import make_op, new_graph
 from geutil.graph.types import Tensor
+from geutil.graph.walks import tree
 from geutil.model.batch_size import batch_axes, batch_edits
-from geutil.model.batch_size.batch_axes import BatchSource, ScopeNode, Shape, Sizes
+from geutil.model.batch_size.batch_axes import ScopeNode, Shape, Sizes, SizeSource
 from geutil.model.batch_size.batch_edits import BatchPlan, Broadcast, Dims, Edit, Grown
 
 _LARGE = 4096
 REFUSALS = (ValueError, TypeError, tf.errors.OpError)
-"""What TensorFlow raises for a node that its shape inference refuses."""
+"""Errors that TensorFlow raises for a node that its shape inference refuses."""
 _EQUAL_ROWS = frozenset(("Tile", "BroadcastTo"))
 _LOOP_EDGES = frozenset(("Enter", "Exit", "NextIteration"))
 _COPIES = ("Identity", "Enter", "StopGradient", "Snapshot", "Cast")
@@ -29,10 +30,6 @@ _ELEMENTWISE = frozenset(
 
 class Probing:
     """The graph in which shapes are inferred; nothing of it is ever run.
-
-    Args:
-        sizes: the batch sizes.
-        library: the functions by name.
 
     Attributes:
         row_reads: the ops that take rows of the batch in a loop over all of them, and
@@ -50,11 +47,7 @@ class Probing:
         self.row_reads: set[str] = set()
 
     def make(self, node: Any, operands: Sequence[Tensor]) -> list[Tensor]:
-        """Make an op like `node`; what it reads says whether it depends on the inputs.
-
-        Raises:
-            Exception: one of `REFUSALS`: its shape inference refuses.
-        """
+        """Make an op like `node`; its inputs tell whether it depends on the model's."""
         if node.op == "Const":
             dims = [d.size for d in node.attr["value"].tensor.tensor_shape.dim]
             if prod(dims) > _LARGE:
@@ -125,7 +118,7 @@ class Probing:
         return tf.get_static_value(tensor)
 
     def dims(self, tensor: Tensor) -> list[int | None] | None:
-        """Return what is known of the elements of a vector.
+        """Return the known elements of a vector.
 
         A -1 that is put into it counts as known.
         """
@@ -186,34 +179,31 @@ class Probing:
 
 def _joined(tensor: Tensor) -> list[Tensor]:
     """Return the vectors that a vector is a concatenation of."""
-    parts, waiting = [], [tensor]
-    while waiting:
-        part = waiting.pop()
-        if part.op.type == "ConcatV2":
-            waiting += reversed(part.op.inputs[:-1])
-        elif part.op.type == "Identity":
-            waiting += part.op.inputs
-        else:
-            parts.append(part)
-    return parts
+
+    def parts(part: Tensor) -> Sequence[Tensor]:
+        is_join = part.op.type == "ConcatV2"
+        return part.op.inputs[:-1] if is_join else part.op.inputs[:1]
+
+    passed = ("ConcatV2", "Identity")
+    joined = tree([tensor], lambda t: parts(t) if t.op.type in passed else ())
+    return [t for t in joined if t.op.type not in passed]
 
 
 _SHOWN = 16
 
 
 class Site:
-    """One op, what it reads, and what is to be changed about it.
+    """One op, its inputs, and the changes to make.
 
     Attributes:
         node: a copy of its definition, which rules may change; the op is tried as it
             stands there.
-        written: how the graph or function writes what it reads.
-        operands: what it reads, in the probing graph; rules may replace them.
-        probing: where shapes are inferred.
+        written: its inputs as the graph or function writes them.
+        operands: its inputs, in the probing graph; rules may replace them.
         fallback: where the batch can be read if none of the operands shows it.
-        producers: the ops that make what it reads, None for an argument.
-        readers: (type, index) of each input that reads what it makes.
-        replaced: the operands that are not what `written` says any more.
+        producers: the ops that make its inputs, None for an argument.
+        readers: (type, index) of each input that reads its results.
+        replaced: the operands that differ from `written` now.
     """
 
     def __init__(
@@ -222,7 +212,7 @@ class Site:
         operands: list[Tensor],
         probing: Probing,
         plan: BatchPlan,
-        fallback: BatchSource | None,
+        fallback: SizeSource | None,
         producers: Sequence[ScopeNode | None] = (),
         readers: Sequence[tuple[str, int]] = (),
     ) -> None:
@@ -238,7 +228,7 @@ class Site:
         self.plan = plan
         self.replaced: frozenset[int] = frozenset()
 
-    def inside(self, source: BatchSource) -> Site:
+    def inside(self, source: SizeSource) -> Site:
         """Return the site as a function that it calls sees it: its batch is there."""
         entry = ScopeNode(self.node, (), ())
         return Site(entry, [], self.probing, self.plan, source)
@@ -277,7 +267,7 @@ class Site:
         """Return the axis of the batch of an operand."""
         return self.probing.axis(self.operands[index])
 
-    def source(self, index: int | None = None) -> BatchSource | None:
+    def source(self, index: int | None = None) -> SizeSource | None:
         """Return where the size of the batch can be read, at an operand if it shows."""
         for i in range(len(self.operands)) if index is None else [index]:
             axis = self.axis(i)
@@ -291,9 +281,9 @@ class Site:
         self.plan.edits.append(edit)
 
     def problem(self, reason: str, remedy: str) -> None:
-        """Note what cannot be mended."""
+        """Note a problem that cannot be mended."""
         self.plan.problems.append(
-            batch_edits.Obstacle(
+            batch_edits.BatchObstacle(
                 self.node.name, self.node.op, reason, remedy, self._constants()
             )
         )
@@ -322,7 +312,7 @@ class Site:
         self.node.attr[name].CopyFrom(value)
 
     def probed(self, dims: Dims) -> list[int]:
-        """Return dimensions with the size that stands for the batch."""
+        """Return dimensions with the size that corresponds to the batch."""
         return [
             d.factor * self.sizes.probe if isinstance(d, Grown) else d for d in dims
         ]
@@ -334,11 +324,7 @@ class Site:
         )
 
     def broadcast(self, index: int, axis: int, factor: int) -> bool:
-        """Repeat an operand that is the same for every row, if it is certain to be.
-
-        Returns:
-            Whether it could be done; else a problem is noted.
-        """
+        """Repeat an operand that is the same for every row, if it is certain to be."""
         broadcast = broadcast_for_batch(self, self.operands[index], index, axis, factor)
         if broadcast is None:
             return False
@@ -365,10 +351,10 @@ NO_SOURCE = (
 )
 
 
-def source_at(probing: Probing, tensor: Tensor, written: str, axis: int) -> BatchSource:
-    """Return a tensor as what tells the size of the batch."""
+def source_at(probing: Probing, tensor: Tensor, written: str, axis: int) -> SizeSource:
+    """Return a tensor as a source of the batch size."""
     factor = probing.sizes.factor((batch_axes.shape_of(tensor) or ())[axis])
-    return BatchSource(written, axis, factor, tensor.dtype.as_datatype_enum)
+    return SizeSource(written, axis, factor, tensor.dtype.as_datatype_enum)
 
 
 def broadcast_for_batch(
@@ -380,7 +366,7 @@ def broadcast_for_batch(
     *,
     result: bool = False,
 ) -> tuple[Broadcast, Tensor] | None:
-    """Return the change that repeats a tensor for the batch, and what results.
+    """Return the change that repeats a tensor for the batch, and its result.
 
     Args:
         site: the op that reads it, or that calls the function which returns it.

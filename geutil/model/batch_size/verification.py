@@ -29,9 +29,6 @@ class ModelTrial:
         batched: the inputs with a batch axis.
         samples: rows to run on, for some inputs; the others are drawn.
         contrast: how far floats that are drawn differ from row to row besides.
-
-    Raises:
-        ModelError: `samples` names what is no input.
     """
 
     def __init__(
@@ -73,9 +70,6 @@ class ModelTrial:
 
         The same is bit for bit, or up to rounding: Grappler writes a graph whose
         shapes are known otherwise than one where they are not.
-
-        Raises:
-            ModelError: a model fails, or computes something else each time.
         """
         inputs = self._inputs(size)
         before, after = self._old(inputs), self._new(inputs, size)
@@ -96,11 +90,7 @@ class ModelTrial:
         ]
 
     def rows(self, size: int, old: int) -> dict[str, Verdict]:
-        """Compare each output row by row at another size.
-
-        Raises:
-            ModelError: a model fails, or computes something else each time.
-        """
+        """Compare each output row by row at another size."""
         inputs = self._inputs(size)
         after = self._new(inputs, size)
         rows = row_equivalence.windows(size, old)
@@ -208,21 +198,8 @@ def prove(
 ) -> None:
     """Run a model and the one with another batch size, and compare.
 
-    At the old size the results are the same, and at others each row is what the old
-    model makes of it, up to rounding.
-
-    Args:
-        model: the model.
-        changed: the one with another batch size.
-        batched: the inputs with a batch axis.
-        old: the old size, None if any.
-        new: the new size, None if any.
-        samples: rows to run on, for some inputs; the others are drawn.
-
-    Raises:
-        ModelError: they differ, or cannot be compared.
-
-    Cost: some ten executions.
+    At the old size the results are the same, and at others each row equals the old
+    model's result for it, up to rounding.
     """
     _refuse_writes(model)
     trial = ModelTrial(model, changed, batched, samples)
@@ -261,7 +238,7 @@ def _refuse_writes(model: EditableModel) -> None:
 def _settle(
     trial: ModelTrial, name: str, verdict: Verdict, size: int, old: int
 ) -> None:
-    """Accept a verdict, or raise what it means."""
+    """Accept a verdict, or raise its error."""
     if verdict.kind is RowVerdict.DIFFERS:
         raise _wrong(
             trial.model,
@@ -362,7 +339,7 @@ def _behind(
 ) -> dict[str, list[str]]:
     """Return the floating-point inputs of some tensors behind one, nearest first.
 
-    Only what depends on the inputs of the model counts.
+    Only tensors that depend on the inputs of the model count.
     """
     growing = _growing(model)
     remaining_names = {op.name for op in changed.graph.get_operations()}
@@ -370,7 +347,7 @@ def _behind(
     waiting = [start]
     for t in waiting:
         inputs = list(t.op.inputs)
-        # What the new model does not have is looked through.
+        # Tensors that the new model lacks are looked through.
         for u in inputs:
             if u.op.name not in remaining_names:
                 inputs += u.op.inputs

@@ -11,12 +11,12 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from geutil.graph.types import Tensor
-from geutil.model.batch_size.batch_axes import BatchSource, Scope, ScopeNode, shape_of
+from geutil.graph.walks import node_name
+from geutil.model.batch_size.batch_axes import Scope, ScopeNode, SizeSource, shape_of
 from geutil.model.batch_size.batch_edits import BatchPlan
 from geutil.model.batch_size.row_frames import RowFrames
 from geutil.model.batch_size.rules import RULES
 from geutil.model.batch_size.sites import REFUSALS, Probing, Site, source_at
-from geutil.model.programs import node_of
 
 
 @dataclass
@@ -24,14 +24,13 @@ class Walk:
     """A finished walk.
 
     Attributes:
-        values: what each tensor, as `node:k`, is in the probing graph.
-        plan: the changes.
+        values: the tensor in the probing graph of each `node:k`.
         source: where the size of the batch can be read.
     """
 
     values: dict[str, Tensor]
     plan: BatchPlan = field(default_factory=BatchPlan)
-    source: BatchSource | None = None
+    source: SizeSource | None = None
 
 
 Starts = Mapping[str, tuple[int, int]]
@@ -48,11 +47,11 @@ def walk(
     active: tuple[str, ...] = (),
     starts: Starts | None = None,
 ) -> Walk:
-    """Find what a graph or a function body has to have changed.
+    """Find the changes that a graph or a function body needs.
 
     Args:
         scope: the graph or body.
-        feeds: what stands for placeholders or arguments.
+        feeds: the tensors of placeholders or arguments.
         probing: where shapes are inferred.
         calls: walks through functions.
         active: the functions that the walk is in, for `calls`.
@@ -74,7 +73,7 @@ def walk(
     return done
 
 
-def _first_source(feeds: Mapping[str, Tensor], probing: Probing) -> BatchSource | None:
+def _first_source(feeds: Mapping[str, Tensor], probing: Probing) -> SizeSource | None:
     for name, t in feeds.items():
         axis = probing.axis(t)
         if axis is not None:
@@ -102,7 +101,7 @@ def _visit(
         probing,
         done.plan,
         done.source,
-        [entries.get(node_of(name)) for name in entry.inputs],
+        [entries.get(node_name(name)) for name in entry.inputs],
         [(e.node.op, i) for e, i in readers.get(f"{entry.node.name}:0", ())],
     )
     if start is not None:
@@ -112,7 +111,7 @@ def _visit(
     if outputs is None:
         outputs = _tried(site)
     if any(name not in done.values for name in entry.inputs):
-        # What comes round a loop is not known here; it may depend on the inputs.
+        # A value that comes round a loop is unknown here; it may depend on the inputs.
         probing.mark(outputs)
     for index, t in enumerate(outputs):
         done.values[f"{entry.node.name}:{index}"] = t
@@ -154,11 +153,7 @@ _SAME_LENGTH = frozenset(("Identity", "TensorListSetItem"))
 
 
 def _joined(site: Site) -> bool:
-    """Repeat operands of the old batch size where they meet one that has the batch.
-
-    Returns:
-        Whether any was repeated.
-    """
+    """Repeat operands of the old batch size where they meet one that has the batch."""
     any_repeated = False
     growing = [i for i in range(len(site.operands)) if site.axis(i) is not None]
     for index, t in enumerate(site.operands):
@@ -177,7 +172,7 @@ def _joined(site: Site) -> bool:
 
 
 def _unknown(site: Site, refusal: Exception) -> list[Tensor]:
-    """Note a refusal, and go on with what is known of the outputs without shapes."""
+    """Note a refusal, and go on with outputs of unknown shape."""
     reason = str(refusal).partition(" for '{{node")[0].partition("\n")[0]
     site.problem(
         f"TensorFlow refuses it for other batch sizes ({reason})",
@@ -199,15 +194,7 @@ Walker = Callable[[Starts], Walk]
 
 
 def walk_loops(scope: Scope, probing: Probing, walker: Walker) -> Walk:
-    """Walk until every loop variable that has the batch has it from the start.
-
-    Args:
-        scope: the graph.
-        probing: where shapes are inferred.
-        walker: walks with the batch given to some variables at their start.
-
-    Cost: a walk for each round in which a variable turns out to have the batch.
-    """
+    """Walk until every loop variable that has the batch has it from the start."""
     loops = list(_variables(scope))
     starts: dict[str, tuple[int, int]] = {}
     while True:
@@ -230,7 +217,7 @@ def _variables(scope: Scope) -> Iterator[tuple[ScopeNode, ScopeNode]]:
     entries = {entry.node.name: entry for entry in scope.entries}
     for entry in scope.entries:
         if entry.node.op == "Merge" and len(entry.inputs) == 2:
-            enter, back = (entries.get(node_of(name)) for name in entry.inputs)
+            enter, back = (entries.get(node_name(name)) for name in entry.inputs)
             ends = (enter and enter.node.op, back and back.node.op)
             if enter is not None and ends == ("Enter", "NextIteration"):
                 yield enter, entry

@@ -1,9 +1,9 @@
-"""The index of a checkpoint: what tensors it lists, read without TensorFlow.
+"""The index of a checkpoint: the tensors that it lists, read without TensorFlow.
 
 An index is a table of sorted keys, as LevelDB writes them: blocks of entries, each of
 them with a checksum, a block that lists the blocks, and a footer that says where that
-one lies. TensorFlow writes them uncompressed. The values of tensors lie in other
-files, the shards, which are not read.
+one lies. TensorFlow writes them uncompressed. The values of tensors lie in other files,
+the shards, which are not read.
 """
 
 from __future__ import annotations
@@ -34,9 +34,7 @@ class CheckpointEntry:
     """One tensor that a checkpoint holds.
 
     Attributes:
-        name: its key in the checkpoint.
         dtype: the name of its type; None for one that is not known here.
-        shape: its shape.
     """
 
     name: str
@@ -55,16 +53,7 @@ def has_checkpoint(prefix: Path) -> bool:
 
 
 def checked_index(prefix: Path) -> Path:
-    """Return the index of a checkpoint whose files are all there.
-
-    Args:
-        prefix: the path that the names of all its files begin with.
-
-    Raises:
-        ModelError: the index or a shard is missing, or the index is truncated.
-
-    Cost: constant; the shards are not read.
-    """
+    """Return the index of a checkpoint whose files are all there."""
     index = prefix.with_name(prefix.name + ".index")
     if not index.is_file():
         raise ModelError(f"'{index}' is missing: the variables have no index")
@@ -79,13 +68,7 @@ def checked_index(prefix: Path) -> Path:
 
 
 def entries(prefix: Path) -> list[CheckpointEntry]:
-    """Return what the index lists, by name.
-
-    Raises:
-        ModelError: see `checked_index`; or the index is damaged.
-
-    Cost: linear in the index.
-    """
+    """Return the entries of the index, by name."""
     index = checked_index(prefix)
     entry_class = message_class("BundleEntryProto")
     found = []
@@ -146,7 +129,7 @@ def _block(data: wire.Buffer, start: int, length: int) -> bytes:
 
 
 def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
-    """Yield the keys and values of a block; a key gives what its last one lacks."""
+    """Yield the keys and values of a block; a key omits the shared prefix."""
     count = int.from_bytes(block[-4:], "little")
     end = len(block) - 4 * (count + 1)
     if end < 0:

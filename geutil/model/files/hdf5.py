@@ -30,15 +30,14 @@ _FAULTS = (OSError, ValueError, RuntimeError, KeyError, TypeError, BadZipFile)
 
 
 class Hdf5File(NamedTuple):
-    """What is read of an HDF5 file.
+    """The facts read from an HDF5 file.
 
     Attributes:
         config: the configuration of the model, as JSON; None if there is none.
         training: that of its training, as JSON; None if there is none.
         version: the version of Keras that wrote it.
-        bytes_weights: what its datasets take.
-        outside: its links to other files and the datasets whose data lie in others:
-            the name, "external link", "external data" or "virtual data", and the file.
+        outside: its links to other files and the datasets whose data lie in others: the
+            name, "external link", "external data" or "virtual data", and the file.
     """
 
     config: str | None
@@ -55,9 +54,6 @@ def read_hdf5(file: Path, entries: tuple[str, ...] = ()) -> Hdf5File:
         file: the file.
         entries: if the file is an archive, the entries that are read instead of it.
             Then there is no configuration, and names begin with that of the entry.
-
-    Raises:
-        ModelError: it is none, it is damaged, or takes more than 10 seconds to read.
 
     Cost: linear in its groups and datasets, and a third of a second for the process;
         the last one is remembered.
@@ -109,7 +105,7 @@ def _read_entries(file: str, entries: list[str]) -> Hdf5File:
 
 
 def _read(file: Any) -> Hdf5File:
-    """Return what an open file says of itself; a group with two names is read once."""
+    """Return the facts in an open file; a group with two names is read once."""
     import h5py
 
     with h5py.File(file) as opened:
@@ -190,9 +186,9 @@ def _virtual(dataset: Any, name: str) -> Iterator[tuple[str, str, str]]:
 
 
 def _members(group: Any, path: str) -> Iterator[tuple[str, Any, Any]]:
-    """Yield the members of a group: names, what they are, and how they are linked.
+    """Yield the members of a group: names, items and links.
 
-    What lies in other files is not opened.
+    Items in other files are not opened.
     """
     import h5py
 

@@ -43,9 +43,6 @@ def inspect_graphs(
 ) -> Inspection:
     """Return an inspection of a SavedModel, or of a file with a GraphDef.
 
-    Raises:
-        ModelError: it is damaged, or of another kind.
-
     Cost: linear in the nodes; memory for some of them at a time. Text forms are parsed
     whole.
     """
@@ -125,19 +122,19 @@ def _with_saved_model(
 
 @dataclass
 class _Calls:
-    """What is known of the calls in a graph: enough to tell equal signatures.
+    """The known facts of the calls in a graph: enough to tell equal signatures.
 
     Attributes:
         nodes: the nodes of the main graph that call functions, by name.
-        wrappers: what small functions do, with their arguments by number: functions of
-            which this is equal compute the same.
+        wrappers: the ops of small functions, with their arguments by number: functions
+            of which this is equal compute the same.
     """
 
     nodes: dict[str, Any] = field(default_factory=dict)
     wrappers: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def note_function(self, signature: Any, nodes: list[Any], ret: Any) -> None:
-        """Note what a function does, if it does little."""
+        """Note the ops of a function, if they are few."""
         numbers = {arg.name: f"#{i}" for i, arg in enumerate(signature.input_arg)}
         body = tuple(
             (
@@ -153,7 +150,7 @@ class _Calls:
         self.wrappers[signature.name] = (len(numbers), body, given)
 
     def computed(self, signature: Any) -> tuple[Any, ...] | None:
-        """Return what a signature computes, for comparison; None if it is no call."""
+        """Return a key of a signature's computation; None if it is no call."""
         names = {_op_name(signature.inputs[key].name): key for key in signature.inputs}
         found = []
         for key in sorted(signature.outputs):

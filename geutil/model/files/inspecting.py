@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 
 
 def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
-    """Return the facts of a model: signatures, ops, functions, variables, sizes.
+    """Describe a model: signatures, ops, functions, variables, sizes.
 
     Only its files are looked at. No graph is built, no object is made, nothing is
     executed, and the values of variables and large constants are not read.
 
     Args:
-        path: the directory of a SavedModel, a `.pb` or `.pbtxt` file with a GraphDef,
-            a `.keras` or `.h5` file, or a `.tflite` file, of which a
-            `TFLiteInspection` is returned.
+        path: the directory of a SavedModel, a `.pb` or `.pbtxt` file with a GraphDef, a
+            `.keras` or `.h5` file, or a `.tflite` file, of which a `TFLiteInspection`
+            is returned.
         tags: exactly the tags of the MetaGraph of a SavedModel; None means "serve", or
-            the only one.
+            the only one there is.
 
     Raises:
         ModelError: there is nothing there, it is damaged, or of another kind.

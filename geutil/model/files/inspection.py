@@ -1,4 +1,4 @@
-"""Inspections: what is told of a model from its files alone."""
+"""Inspections: the facts of a model, from its files alone."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from geutil.notebook_display import Shown
+from geutil.sizes import size_text
 
 _SHOWN = 10
 
@@ -42,12 +43,7 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class SignatureInfo:
-    """The inputs and outputs of a signature by name.
-
-    Attributes:
-        inputs: what it takes.
-        outputs: what it gives.
-    """
+    """The inputs and outputs of a signature by name."""
 
     inputs: Mapping[str, TensorInfo]
     outputs: Mapping[str, TensorInfo]
@@ -58,10 +54,7 @@ class FunctionInfo:
     """A function of the library.
 
     Attributes:
-        name: its name.
         ops: how many ops its body has.
-        inputs: how many inputs it takes.
-        outputs: how many outputs it gives.
     """
 
     name: str
@@ -76,7 +69,6 @@ class VariableInfo:
 
     Attributes:
         name: its name; in a model without an object graph, its key in the checkpoint.
-        tensor: its type and shape.
         trainable: whether it is trained; None if the files do not say.
     """
 
@@ -87,12 +79,7 @@ class VariableInfo:
 
 @dataclass(frozen=True)
 class LayerInfo:
-    """A layer of a Keras model.
-
-    Attributes:
-        name: its name.
-        type: the name of its class.
-    """
+    """A layer of a Keras model."""
 
     name: str
     type: str
@@ -100,11 +87,11 @@ class LayerInfo:
 
 @dataclass(frozen=True)
 class Inspection(Shown):
-    """The facts of a model's files. Fields that do not apply to its kind are empty.
+    """The facts in a model's files. Fields that do not apply to its kind are empty.
 
     Attributes:
         kind: "SavedModel", "GraphDef", "Keras" or "TFLite".
-        path: the path of the file or directory.
+        path: the file or folder that was inspected.
         tags: the tags of the MetaGraph.
         version: the version of TensorFlow (of Keras, for a .keras file) that wrote it;
             "" if the file does not say.
@@ -119,7 +106,7 @@ class Inspection(Shown):
         layers: the layers of a Keras model.
         bytes_total: the size of all files.
         bytes_variables: the size of the files of variables.
-        bytes_constants: the bytes of constants in the file.
+        bytes_constants: the bytes of the constants' values in the file.
     """
 
     kind: str
@@ -159,6 +146,8 @@ def lines_of(info: Inspection) -> Iterable[str]:
             yield from signature_lines(f"signature {name}{also}", signature)
     yield from counted("ops", info.ops)
     yield from counted("ops in functions", info.function_ops)
+    if info.function_ops:
+        yield "  a model that is opened has these ops in the place of the calls"
     yield from listed(
         "functions",
         [f"{f.name}: {f.ops} ops, {f.inputs} -> {f.outputs}" for f in info.functions],
@@ -198,13 +187,3 @@ def listed(what: str, items: list[str]) -> Iterable[str]:
         yield from (f"  {item}" for item in items[:_SHOWN])
         if len(items) > _SHOWN:
             yield f"  and {len(items) - _SHOWN} more"
-
-
-def size_text(count: int) -> str:
-    """Return a number of bytes as people read it."""
-    size = float(count)
-    for unit in ("B", "KiB", "MiB"):
-        if size < 1024:
-            return f"{size:.4g} {unit}"
-        size /= 1024
-    return f"{size:.4g} GiB"

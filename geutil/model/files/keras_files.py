@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import ModelError
+from geutil.graph.walks import tree
 from geutil.model.files.hdf5 import read_hdf5
 from geutil.model.files.inspection import (
     Inspection,
@@ -40,18 +41,10 @@ _FAULTS = (
 
 
 def inspect_keras(file: Path) -> Inspection:
-    """Tell what a file of Keras is: its Keras version, its layers, its size.
+    """Describe a file of Keras: its Keras version, its layers, its size.
 
     Also its inputs and outputs. The shape of an output is known if the last layer is of
-    a class that says by its arguments what it makes of its input.
-
-    Args:
-        file: a `.keras` or HDF5 file.
-
-    Raises:
-        ModelError: it is no such file, or it is damaged.
-
-    Cost: linear in the configuration; weights are not read.
+    a class whose arguments tell its output's shape.
     """
     config, version, weights = configuration(file)
     return Inspection(
@@ -66,21 +59,14 @@ def inspect_keras(file: Path) -> Inspection:
 
 
 def configuration(file: Path) -> tuple[Any, str, int]:
-    """Return what a file of Keras says of its layers, its version, its weights' bytes.
-
-    Raises:
-        ModelError: it is no such file, or it is damaged.
-    """
+    """Read layers, Keras version and weight sizes from a `.keras` or `.h5` file."""
     return _in_archive(file) if file.suffix == ".keras" else _in_hdf5(file)
 
 
 def configurations(file: Path) -> tuple[Any, Any]:
-    """Return what a file of Keras says of its layers, and of training in its own place.
+    """Return the configurations of a file's layers, and of training where it is apart.
 
-    A `.keras` file has the latter within the former; None stands for it.
-
-    Raises:
-        ModelError: it is no such file, or it is damaged.
+    A `.keras` file has the latter within the former; None means it.
     """
     config, _, _ = configuration(file)
     training = None if file.suffix == ".keras" else read_hdf5(file).training
@@ -88,24 +74,21 @@ def configurations(file: Path) -> tuple[Any, Any]:
 
 
 def refuse_code(file: Path) -> None:
-    """Refuse an HDF5 file whose layers hold code; not every Keras does that itself.
-
-    Raises:
-        ModelError: it holds code, or no model.
-    """
+    """Refuse an HDF5 file whose layers hold code; not every Keras does that itself."""
     config, _, _ = _in_hdf5(file)
-    waiting = [config]
-    while waiting:
-        item = waiting.pop()
+    for item in tree([config], _inner):
         if _item(item, "class_name") in _CODE:
             raise ModelError(
                 f"'{file}' holds code of Python (a Lambda layer), which geutil does "
                 "not run: load it with Keras if you trust it, and pass the model"
             )
-        if isinstance(item, dict):
-            waiting += item.values()
-        elif isinstance(item, list):
-            waiting += item
+
+
+def _inner(item: Any) -> Iterable[Any]:
+    """Return the parts of a value of JSON."""
+    if isinstance(item, dict):
+        return item.values()
+    return item if isinstance(item, list) else ()
 
 
 def _in_archive(file: Path) -> tuple[Any, str, int]:
@@ -162,21 +145,24 @@ def _parsed(text: str, file: Path) -> Any:
 
 def _layers(config: Any) -> list[LayerInfo]:
     """Return the layers of a model, those of models within it in their place."""
+
+    def inner(item: Any) -> Any:
+        return _item(_item(item, "config"), "layers")
+
+    def children(item: Any) -> list[Any]:
+        layers = inner(item)
+        return layers if isinstance(layers, list) else []
+
     layers = []
-    pending = [config]
-    while pending:
-        item = pending.pop()
-        inner = _item(_item(item, "config"), "layers")
-        if isinstance(inner, list):
-            pending += reversed(inner)
-        else:
+    for item in tree([config], children):
+        if not isinstance(inner(item), list):
             name = _item(_item(item, "config"), "name") or _item(item, "name")
             layers.append(LayerInfo(str(name or ""), str(_item(item, "class_name"))))
     return layers
 
 
 _SIGNATURE = "serving_default"
-"""What a Keras model is called where signatures have names, as `model.open` does."""
+"""The name of a Keras model among signatures, as in `model.open`."""
 _SAME_SHAPE = frozenset(
     (
         *("Activation", "ReLU", "LeakyReLU", "PReLU", "ELU", "Softmax", "Dropout"),
@@ -234,9 +220,9 @@ def _named(ends: Any, layers: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _made(layer: Any, before: tuple[int | None, ...] | None = None) -> TensorInfo:
-    """Return what a layer makes, as far as its configuration tells.
+    """Return the output of a layer, as far as its configuration tells.
 
-    Where that does not tell what it reads, this is of the shape `before`.
+    Where that does not tell the input's shape, it is `before`.
     """
     config, kind = _item(layer, "config"), str(_item(layer, "class_name"))
     shape = _shape(_input_shape(layer)) or before
@@ -260,7 +246,7 @@ def _made(layer: Any, before: tuple[int | None, ...] | None = None) -> TensorInf
 
 
 def _input_shape(layer: Any) -> Any:
-    """Return the shape of what a layer reads, as its configuration writes it."""
+    """Return the shape of a layer's input, as its configuration writes it."""
     config = _item(layer, "config")
     for key in ("batch_shape", "batch_input_shape"):
         if _item(config, key) is not None:

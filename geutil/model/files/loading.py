@@ -21,19 +21,7 @@ from geutil.model.files.reading import PathLike
 
 
 def open_checkpoint(prefix: Path) -> Any:
-    """Check the files of a checkpoint, and open its index.
-
-    Args:
-        prefix: the path that the names of all its files begin with.
-
-    Returns:
-        A `tf.train.CheckpointReader`.
-
-    Raises:
-        ModelError: the index or a shard is missing, or the index is damaged.
-
-    Cost: linear in the index; the shards are not read.
-    """
+    """Check the files of a checkpoint, and open its index."""
     index = checkpoint_index.checked_index(prefix)
     try:
         return tf.train.load_checkpoint(str(prefix))
@@ -46,17 +34,8 @@ def load_saved_model(path: PathLike, tags: Iterable[str] | None = None) -> Any:
 
     Args:
         path: the directory of the SavedModel.
-        tags: exactly the tags of the MetaGraph; None stands for "serve", or for the
-            only one there is.
-
-    Returns:
-        What `tf.saved_model.load` returns.
-
-    Raises:
-        ModelError: the directory holds no whole SavedModel, or TensorFlow refuses it;
-            TensorFlow's error is the cause.
-
-    Cost: linear in the model, beside what `tf.saved_model.load` takes.
+        tags: exactly the tags of the MetaGraph; None means "serve", or the only one
+            there is.
 
     Example:
         >>> loaded = load_saved_model("testdata/two_signatures")
@@ -78,18 +57,6 @@ def load_saved_model(path: PathLike, tags: Iterable[str] | None = None) -> Any:
 def load_graph_def(path: PathLike) -> Graph:
     """Import a GraphDef from a file into a new graph, checked before.
 
-    Args:
-        path: a `.pb` file (binary) or a `.pbtxt` file (text).
-
-    Returns:
-        A `tf.Graph` with the nodes under their own names.
-
-    Raises:
-        ModelError: the file holds no whole GraphDef, or TensorFlow refuses it;
-            TensorFlow's error is the cause.
-
-    Cost: linear in the graph, beside what `tf.import_graph_def` takes.
-
     Example:
         >>> load_graph_def("testdata/cond_v1.pbtxt").get_operations()[0].name
         'x'
@@ -100,17 +67,7 @@ def load_graph_def(path: PathLike) -> Graph:
 
 
 def import_graph_def(graph_def: GraphDef, what: str) -> Graph:
-    """Import a GraphDef that passed `check_graph_def` into a new graph.
-
-    Args:
-        graph_def: the graph with its library.
-        what: how messages call it.
-
-    Raises:
-        ModelError: TensorFlow refuses it; TensorFlow's error is the cause.
-
-    Cost: that of `tf.import_graph_def`.
-    """
+    """Import a GraphDef that passed `check_graph_def` into a new graph."""
     graph = tf.Graph()
     try:
         with graph.as_default():
@@ -121,18 +78,7 @@ def import_graph_def(graph_def: GraphDef, what: str) -> Graph:
 
 
 def check_saved_model(saved_model: SavedModel, folder: Path) -> None:
-    """Check a SavedModel's graphs and its checkpoint.
-
-    Args:
-        saved_model: the proto.
-        folder: the directory that it comes from.
-
-    Raises:
-        ModelError: a graph cannot be imported, or files of the checkpoint are missing
-            or damaged.
-
-    Cost: linear in the graphs and the checkpoint's index; no values are read.
-    """
+    """Check a SavedModel's graphs and its checkpoint."""
     for meta_graph in saved_model.meta_graphs:
         tags = ", ".join(meta_graph.meta_info_def.tags)
         validation.check_graph_def(

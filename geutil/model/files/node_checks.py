@@ -1,9 +1,9 @@
 """Checks of nodes.
 
-Names, op types, attributes, and what makes shape functions abort the process.
+Names, op types, attributes, and values on which shape functions abort the process.
 
-TensorFlow infers shapes while it imports, and most shape functions refuse what makes no
-sense. These do not. Each rule was found by a damaged graph that took the process down.
+TensorFlow infers shapes while it imports, and most shape functions refuse senseless
+values. These do not. Each rule was found by a damaged graph that took the process down.
 """
 
 from __future__ import annotations
@@ -68,14 +68,7 @@ _NUMBERS = {"CollectiveGather": "group_size"}
 
 
 def check_hazards(node: Any, producers: Sequence[Any]) -> None:
-    """Raise `ModelError` if a node would take the process down.
-
-    Args:
-        node: a `NodeDef` whose attributes passed.
-        producers: the `NodeDef` that each of its inputs comes from, None for arguments.
-
-    Cost: constant, but for the few op types with a rule.
-    """
+    """Raise `ModelError` if a node would take the process down."""
     rule = _RULES.get(node.op)
     if rule is not None:
         rule(node, producers)
@@ -234,13 +227,8 @@ def check_attributes(
         attributes: the `AttrValue` protos by name.
         signature: the definition of the node's op type.
         signatures: knows which functions there are.
-        in_function: the node is in a function's body, where an attribute may stand for
-            one of the function's own.
-
-    Raises:
-        ModelError: one is missing, of another type, or has an impossible value.
-
-    Cost: linear in the attributes.
+        in_function: the node is in a function's body, where an attribute may correspond
+            to one of the function's own.
     """
     for name in signature.required:
         if name not in attributes:
@@ -354,11 +342,9 @@ _INTERNAL_NAME = re.compile(r"_*" + _NAME.pattern)
 
 @dataclass(eq=False)
 class CheckedNode:
-    """A node that passed, with what its inputs are checked against.
+    """A node that passed, with the facts that its inputs are checked against.
 
     Attributes:
-        proto: its `NodeDef`.
-        place: its place among the nodes.
         signature: the definition of its op type.
         inputs: the types of its inputs, None if their number is unknown.
         outputs: the types of its outputs, likewise.
@@ -375,19 +361,7 @@ class CheckedNode:
 def check_nodes(
     protos: Iterable[Any], signatures: OpSignatures, *, in_function: bool
 ) -> dict[str, CheckedNode]:
-    """Check each node by itself, and return the nodes by name, in order.
-
-    Args:
-        protos: the `NodeDef` protos.
-        signatures: the known op types.
-        in_function: they are the body of a function.
-
-    Raises:
-        ModelError: a name is not legal or occurs twice, an op type is unknown, or an
-            attribute is wrong.
-
-    Cost: linear in the nodes and their attributes.
-    """
+    """Check each node by itself, and return the nodes by name, in order."""
     legal = _INTERNAL_NAME if in_function else _NAME
     nodes: dict[str, CheckedNode] = {}
     shared: dict[Types, Types] = {}

@@ -1,6 +1,6 @@
-"""Reads the protos of models from files, and says what is wrong with a file.
+"""Reads the protos of models from files, and reports a file's faults.
 
-TensorFlow is imported by what parses a proto, and by nothing else here.
+Only functions that parse a proto import TensorFlow.
 """
 
 from __future__ import annotations
@@ -32,11 +32,7 @@ _PREFERRED_TAG = "serve"
 
 
 def saved_model_file(path: PathLike) -> Path:
-    """Return the file in the directory `path` that holds the SavedModel's proto.
-
-    Raises:
-        ModelError: there is no such directory, or it holds no SavedModel.
-    """
+    """Return the file in the directory `path` that holds the SavedModel's proto."""
     folder = Path(path)
     if not folder.exists():
         raise ModelError(f"'{folder}' does not exist")
@@ -60,16 +56,6 @@ def saved_model_file(path: PathLike) -> Path:
 def read_saved_model(path: PathLike) -> SavedModel:
     """Read the proto of a SavedModel; variables and assets stay where they are.
 
-    Args:
-        path: the directory of the SavedModel.
-
-    Returns:
-        The `SavedModel` proto.
-
-    Raises:
-        ModelError: there is no such directory, it holds no SavedModel, or the proto is
-            empty, truncated, damaged or of another kind.
-
     Cost: linear in the file; twice its size in memory for a moment.
 
     Example:
@@ -86,17 +72,6 @@ def read_saved_model(path: PathLike) -> SavedModel:
 
 def read_graph_def(path: PathLike) -> GraphDef:
     """Read a GraphDef from a file.
-
-    Args:
-        path: a `.pb` file (binary) or a `.pbtxt` file (text).
-
-    Returns:
-        The `GraphDef` proto, not checked any further: see
-        `geutil.model.files.validation.check_graph_def`.
-
-    Raises:
-        ModelError: there is no such file, it is empty, truncated or damaged, or holds
-            something else: a SavedModel, a MetaGraphDef, no proto at all.
 
     Cost: linear in the file; twice its size in memory for a moment.
 
@@ -120,13 +95,8 @@ def select_meta_graph(
 
     Args:
         saved_model: the proto.
-        tags: exactly the tags of the MetaGraph. None stands for the one with the tag
-            "serve" alone, or else for the only one there is.
-
-    Raises:
-        ModelError: no MetaGraph has these tags, or there are several to choose from.
-
-    Cost: linear in the MetaGraphs.
+        tags: exactly the tags of the MetaGraph. None means the one with the tag "serve"
+            alone, or else the only one there is.
     """
     all_tags = [tuple(m.meta_info_def.tags) for m in saved_model.meta_graphs]
     requested_tags = {_PREFERRED_TAG} if tags is None else _tag_set(tags)
@@ -159,11 +129,7 @@ def _read(file: Path, expected_kind: str) -> Any:
 
 
 def read_bytes(file: Path) -> bytes:
-    """Return what `file` holds.
-
-    Raises:
-        ModelError: it cannot be read, or it is empty.
-    """
+    """Return the bytes of `file`."""
     try:
         data = file.read_bytes()
     except OSError as error:
@@ -174,23 +140,14 @@ def read_bytes(file: Path) -> bytes:
 
 
 def what_is(file: Path) -> str:
-    """Return what a file is, if it can be told: for messages."""
+    """Return the kind of a file, if it is known: for messages."""
     with file.open("rb") as opened:
         kind = foreign_kind(opened.read(16))
     return kind or f"a file, and its suffix '{file.suffix}' says no format"
 
 
 def check_binary(buffer: Buffer, file: Path, expected_kind: str) -> None:
-    """Check which proto a file holds, by the look of it.
-
-    Args:
-        buffer: what the file holds.
-        file: its name.
-        expected_kind: the kind that it should be of.
-
-    Raises:
-        ModelError: it is of another kind, truncated, or no proto.
-    """
+    """Check which proto a file holds, by the look of it."""
     foreign = foreign_kind(buffer[:16])
     if foreign:
         raise ModelError(f"'{file}' is {foreign}, no {expected_kind}")

@@ -135,7 +135,7 @@ _TYPES = (
     "float4_e2m1fn",
 )
 _REFERENCE = 100
-"""What is added to the number of a type for a reference to a variable of it."""
+"""Added to the number of a type for a reference to a variable of it."""
 
 
 def type_name(number: int) -> str | None:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph import protos
 from geutil.graph.protos import DATA_TYPES, OpDef, TensorProto, TensorShapeProto
+from geutil.graph.walks import tree
 
 Types: TypeAlias = tuple[int, ...]
 """Numbers of data types, one for each tensor; UNKNOWN where nothing tells it."""
@@ -27,11 +28,7 @@ _FIRST_REFERENCE = 100
 
 @dataclass(frozen=True)
 class Signature:
-    """The definition of an op type or of a function.
-
-    Attributes:
-        op_def: the definition.
-    """
+    """The definition of an op type or of a function."""
 
     op_def: OpDef
 
@@ -82,11 +79,7 @@ class Signature:
         return None
 
     def input_types(self, attributes: Mapping[str, Any]) -> Types | None:
-        """Return the types of a node's inputs, or None if not even their number shows.
-
-        Raises:
-            ModelError: the attributes ask for an absurd number.
-        """
+        """Return the types of a node's inputs, or None if their number is unknown."""
         if self.fixed_inputs is not None:
             return self.fixed_inputs
         return self._flat(self.inputs, attributes)
@@ -140,11 +133,7 @@ class Signature:
 
 
 class OpSignatures:
-    """Looks op types up: functions of a library first, then TensorFlow's own ops.
-
-    Args:
-        functions: the functions of the library by name.
-    """
+    """Looks op types up: functions of a library first, then TensorFlow's own ops."""
 
     def __init__(self, functions: Mapping[str, Any]) -> None:
         self.functions = functions
@@ -169,7 +158,7 @@ def base_type(number: int) -> int:
 
 
 MOST_BYTES = 2**31
-"""What a constant may take in memory: one stored in full cannot be larger."""
+"""The most bytes of a constant: one stored in full cannot be larger."""
 
 MOST_DIMENSIONS = 254
 _MOST_ELEMENTS = 2**63 - 1
@@ -221,16 +210,7 @@ def type_name(number: int) -> str:
 
 
 def check_shape(shape: TensorShapeProto, *, full: bool = False) -> int:
-    """Check a shape, and return the product of its known sizes.
-
-    Args:
-        shape: the shape.
-        full: unknown sizes are refused too.
-
-    Raises:
-        ModelError: a size is negative (-1 stands for an unknown one), or there are too
-            many dimensions or elements.
-    """
+    """Check a shape, and return the product of its known sizes."""
     if full and shape.unknown_rank:
         raise ModelError("holds a constant of unknown shape")
     sizes = [d.size for d in shape.dim]
@@ -247,20 +227,9 @@ def check_shape(shape: TensorShapeProto, *, full: bool = False) -> int:
 
 
 def check_tensor(tensor: TensorProto) -> None:
-    """Check a constant, and the constants within it, if it is a variant.
-
-    Raises:
-        ModelError: its type is unknown, its shape is impossible, its payload does not
-            agree with them, or it would take more than `MOST_BYTES`.
-
-    Cost: constant; the payload is not read.
-    """
-    pending = [tensor]
-    while pending:
-        tensor = pending.pop()
-        _check_one(tensor)
-        for variant in tensor.variant_val:
-            pending += variant.tensors
+    """Check a constant, and the constants within it, if it is a variant."""
+    for one in tree([tensor], lambda t: [i for v in t.variant_val for i in v.tensors]):
+        _check_one(one)
 
 
 def _check_one(tensor: TensorProto) -> None:

@@ -19,6 +19,7 @@ from geutil.model.files.inspection import (
     SignatureInfo,
     TensorInfo,
 )
+from geutil.sizes import size_text
 from geutil.tflite import LiteFile, LiteTensor, Quantization
 from geutil.tflite.parts import FLEX
 from geutil.tflite.precision import precision_of, stored_bytes
@@ -29,7 +30,7 @@ TFLITE = "TFLite"
 
 @dataclass(frozen=True)
 class TFLiteTensorInfo(TensorInfo):
-    """A tensor's type and shape, and what its integers stand for.
+    """A tensor's type, shape and quantization.
 
     Attributes:
         dtype: the name of its type, such as "int8".
@@ -47,7 +48,7 @@ class TFLiteTensorInfo(TensorInfo):
 
 @dataclass(frozen=True)
 class TFLiteInspection(Inspection):
-    """The facts of a TFLite file; `functions` are its subgraphs behind the main one.
+    """The contents of a TFLite file; `functions` are its subgraphs behind the main one.
 
     Attributes:
         ends: the inputs and outputs of the main subgraph, by the names of its tensors:
@@ -58,10 +59,9 @@ class TFLiteInspection(Inspection):
         weights: the bytes of constants by their type, such as "int8".
         custom_ops: how many ops TFLite has no kernel of its own for, by type.
         flex_ops: how many run as ops of TensorFlow, and need its kernels, by type.
-        slow_ops: those that run on slow kernels on CPUs; see
-            `geutil.tflite.speed`.
-        metadata: the names of other data in the file.
-        description: the converter's name of itself.
+        slow_ops: those that run on slow kernels on CPUs; see `geutil.tflite.speed`.
+        metadata: the names of other entries stored in the file.
+        description: the converter's description of itself.
     """
 
     ends: SignatureInfo = field(default_factory=lambda: SignatureInfo({}, {}))
@@ -78,14 +78,14 @@ class TFLiteInspection(Inspection):
 
 
 def _lines(info: TFLiteInspection) -> Iterable[str]:
-    """Yield the lines of a report: the file, its ends, then what runs where."""
+    """Yield the lines of a report: the file, its ends, then the ops by device."""
     needs = f", needs runtime {info.version} or later" if info.version else ""
     yield f"{info.kind} {info.path}{needs}"
-    sizes = {dtype: inspection.size_text(n) for dtype, n in info.weights.items()}
+    sizes = {dtype: size_text(n) for dtype, n in info.weights.items()}
     weights = ", ".join(f"{dtype} {size}" for dtype, size in sizes.items())
     yield (
-        f"size: {inspection.size_text(info.bytes_total)}, of it weights and other "
-        f"constants {inspection.size_text(info.bytes_constants)}"
+        f"size: {size_text(info.bytes_total)}, of it weights and other "
+        f"constants {size_text(info.bytes_constants)}"
         + (f" ({weights})" if weights else "")
     )
     if not info.signatures:
@@ -108,11 +108,7 @@ def _lines(info: TFLiteInspection) -> Iterable[str]:
 
 
 def read_tflite(file: Path) -> LiteFile:
-    """Return what is in a TFLite file.
-
-    Raises:
-        ModelError: it cannot be read, is no TFLite file, or is not whole.
-    """
+    """Return the contents of a TFLite file."""
     try:
         return tflite.open(file)
     except OSError as error:
@@ -122,16 +118,7 @@ def read_tflite(file: Path) -> LiteFile:
 
 
 def inspect_tflite(file: Path) -> TFLiteInspection:
-    """Tell what a TFLite file is: ends, quantization, ops, what they compute in, sizes.
-
-    Args:
-        file: the file.
-
-    Raises:
-        ModelError: it cannot be read, is no TFLite file, or is not whole.
-
-    Cost: linear in tensors, ops and scales.
-    """
+    """Describe a TFLite file: ends, quantization, ops, their types, sizes."""
     content = read_tflite(file)
     main, *others = content.graphs
     by_precision, custom, flex = _kinds(content)
@@ -166,7 +153,7 @@ def inspect_tflite(file: Path) -> TFLiteInspection:
 def _kinds(
     content: LiteFile,
 ) -> tuple[dict[str, dict[str, int]], dict[str, int], dict[str, int]]:
-    """Return ops counted by what they compute in; those that are custom; flex ops."""
+    """Return ops counted by their types; those that are custom; flex ops."""
     counts: dict[str, Counter[str]] = {}
     custom: Counter[str] = Counter()
     for op in content.ops:

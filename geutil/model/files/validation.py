@@ -2,8 +2,8 @@
 
 Nodes, edges, cycles.
 
-The importer refuses most of what is wrong, but not all: some of it makes it abort the
-process, or allocate without bound. What passes here is safe to give to it.
+The importer refuses most faults, but not all: some of it makes it abort the process, or
+allocate without bound. A graph that passes here is safe to give to it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from geutil.errors import ModelError
 from geutil.graph.op_types import CALLS, MERGES, NEXT_ITERATIONS
 from geutil.graph.protos import FunctionDef, GraphDef
+from geutil.graph.walks import topological_order
 from geutil.model.files import node_checks, tensor_checks
 from geutil.model.files.node_checks import CheckedNode
 from geutil.model.files.tensor_checks import UNKNOWN, OpSignatures, Types
@@ -23,18 +24,7 @@ _SHOWN = 8
 
 
 def check_cycles(nodes: Sequence[Any], producers: Sequence[Sequence[int]]) -> None:
-    """Check that only loops of version 1 close a circle.
-
-    Args:
-        nodes: the `NodeDef` protos.
-        producers: for each node the places of those it reads or waits for.
-
-    Raises:
-        ModelError: some nodes wait for each other, by other edges than those from
-            NextIteration to Merge.
-
-    Cost: linear in nodes and edges.
-    """
+    """Check that only loops of version 1 close a circle."""
     if all(p < i for i, read in enumerate(producers) for p in read):
         return  # In topological order, as most graphs are.
     merges = {i for i, node in enumerate(nodes) if node.op in MERGES}
@@ -77,35 +67,14 @@ def _circle(
 
 
 def check_recursion(functions: Mapping[str, Any]) -> None:
-    """Check that no function calls itself in any case, directly or through others.
+    """Check that no function calls itself in any case, directly or through others."""
 
-    Args:
-        functions: the `FunctionDef` protos by name.
+    def refuse(cycle: list[str]) -> None:
+        raise ModelError(_told(cycle, "functions"))
 
-    Raises:
-        ModelError: one does, so that it never returns.
-
-    Cost: linear in the nodes of the functions.
-    """
-    calls = {name: list(_called(f, functions)) for name, f in functions.items()}
-    done: set[str] = set()
-    for start in functions:
-        path: dict[str, None] = {}
-        stack = [(start, iter(calls[start]))] if start not in done else []
-        path.update((name, None) for name, _ in stack)
-        while stack:
-            name, rest = stack[-1]
-            callee = next(rest, None)
-            if callee is None:
-                stack.pop()
-                del path[name]
-                done.add(name)
-            elif callee in path:
-                way = list(path)
-                raise ModelError(_told(way[way.index(callee) :], "functions"))
-            elif callee not in done:
-                path[callee] = None
-                stack.append((callee, iter(calls[callee])))
+    topological_order(
+        functions, lambda name: _called(functions[name], functions), refuse
+    )
 
 
 def _called(function: Any, functions: Mapping[str, Any]) -> dict[str, None]:
@@ -127,22 +96,14 @@ _CONTROL = "^"
 
 
 class InputResolver(ABC):
-    """Resolves the names of inputs among nodes.
-
-    Args:
-        nodes: the nodes by name.
-    """
+    """Resolves the names of inputs among nodes."""
 
     def __init__(self, nodes: Mapping[str, CheckedNode]) -> None:
         self.nodes = nodes
 
     @abstractmethod
     def resolve(self, name: str) -> tuple[CheckedNode | None, int]:
-        """Return the producer of an input, if a node, and the input's type.
-
-        Raises:
-            ModelError: there is no such tensor.
-        """
+        """Return the producer of an input, if a node, and the input's type."""
 
     def control(self, name: str) -> CheckedNode | None:
         """Return the node that a control input waits for; None is an argument."""
@@ -169,12 +130,7 @@ class GraphInputs(InputResolver):
 
 
 class BodyInputs(InputResolver):
-    """The inputs of a function body: `arg`, `arg:1`, `node:output`, `node:output:1`.
-
-    Args:
-        nodes: the nodes by name.
-        arguments: the types of each argument of the function by name.
-    """
+    """The inputs of a function body: `arg`, `arg:1`, `node:output`, `node:output:1`."""
 
     def __init__(
         self, nodes: Mapping[str, CheckedNode], arguments: Mapping[str, Types | None]
@@ -216,18 +172,8 @@ def check_edges(
 ) -> list[list[int]]:
     """Check the inputs of each node.
 
-    Args:
-        nodes: the nodes by name, in order.
-        inputs: resolves the names of inputs.
-
     Returns:
         For each node the places of the nodes that it reads or waits for.
-
-    Raises:
-        ModelError: an input does not exist or is of another type than the op takes,
-            there are too few or too many, or data comes after a control input.
-
-    Cost: linear in the edges.
     """
     producers = []
     for node in nodes.values():
@@ -305,23 +251,17 @@ def check_graph_def(graph_def: GraphDef, what: str) -> None:
 
     Names are legal and unique; op types are known to this TensorFlow or are functions
     of the library; attributes are complete and of their declared types; constants hold
-    what type and shape ask for; inputs exist, as many as the op takes and of the right
-    type, where the attributes tell; nodes wait for each other only by the back edges of
-    loops; functions that are named exist, and none calls itself for ever. The bodies
-    of functions are checked alike.
+    as many values as type and shape ask for; inputs exist, as many as the op takes and
+    of the right type, where the attributes tell; nodes wait for each other only by the
+    back edges of loops; functions that are named exist, and none calls itself for ever.
+    The bodies of functions are checked alike.
 
-    Attributes that an op does not have (of older or newer versions), devices and
-    shapes that do not fit each other are left to TensorFlow, which refuses them well.
+    Attributes that an op does not have (of older or newer versions), devices and shapes
+    that do not fit each other are left to TensorFlow, which refuses them well.
 
     Args:
         graph_def: the graph with its library; it is not changed.
         what: how messages call it: the file that it comes from, for example.
-
-    Raises:
-        ModelError: one of these does not hold; the message names the function and the
-            node.
-
-    Cost: linear in nodes, edges and attributes; values of constants are not read.
 
     Example:
         >>> import tensorflow as tf

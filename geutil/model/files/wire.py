@@ -2,11 +2,11 @@
 
 Kinds of files, messages without their payloads.
 
-For what a parser would copy whole: a file of a gigabyte of weights is walked over a
-memory map, and the weights are never touched.
+For messages that a parser would copy whole: a file of a gigabyte of weights is walked
+over a memory map, and the weights are never touched.
 
-A file's protos are cut from a memory map piece by piece. Small messages are parsed
-many at a time; of a large one a copy is made first, without its long values.
+A file's protos are cut from a memory map piece by piece. Small messages are parsed many
+at a time; of a large one a copy is made first, without its long values.
 """
 
 from __future__ import annotations
@@ -35,10 +35,6 @@ class Field(NamedTuple):
 
     Attributes:
         number: its number in the message's definition.
-        kind: its wire type.
-        at: where it begins, tag included.
-        start: where its value begins.
-        end: where it ends.
     """
 
     number: int
@@ -49,13 +45,7 @@ class Field(NamedTuple):
 
 
 def fields(buffer: Buffer, start: int, end: int) -> Iterator[Field]:
-    """Yield the fields of the message that lies between `start` and `end`.
-
-    Raises:
-        ModelError: what lies there is no message, or is cut off.
-
-    Cost: linear in the fields; their values are skipped.
-    """
+    """Yield the fields of the message that lies between `start` and `end`."""
     at = start
     while at < end:
         tag, value = varint(buffer, at, end)
@@ -81,11 +71,7 @@ def fields(buffer: Buffer, start: int, end: int) -> Iterator[Field]:
 
 
 def varint(buffer: Buffer, at: int, end: int) -> tuple[int, int]:
-    """Return the number at `at` and where it ends.
-
-    Raises:
-        ModelError: it is cut off, or longer than a number can be.
-    """
+    """Return the number at `at` and where it ends."""
     if at < end and buffer[at] < 128:
         return buffer[at], at + 1
     result = shift = 0
@@ -138,13 +124,7 @@ _FIRST_KEY = re.compile(r"(?:\s|#.*\n)*([a-z_]+)\s*[:{<]")
 
 
 def binary_kind(buffer: Buffer) -> str | None:
-    """Return which of the three protos `buffer` holds, by the shape of its fields.
-
-    Raises:
-        ModelError: it holds no protobuf, or a part of one.
-
-    Cost: linear in the top fields.
-    """
+    """Return which of the three protos `buffer` holds, by the shape of its fields."""
     first: list[Field] = []
     wire_tags = set()
     for field in fields(buffer, 0, len(buffer)):
@@ -198,11 +178,7 @@ _DEEPEST = 100
 
 @contextmanager
 def mapped(file: Path) -> Iterator[Buffer]:
-    """Give the bytes of a file as a memory map: what is not looked at is not read.
-
-    Raises:
-        ModelError: the file cannot be opened, or it is empty.
-    """
+    """Map the bytes of a file into memory: only the parts looked at are read."""
     try:
         if not file.stat().st_size:
             raise ModelError(f"'{file}' is empty")
@@ -215,13 +191,7 @@ def mapped(file: Path) -> Iterator[Buffer]:
 
 
 def spans(buffer: Buffer, span: Span, number: int) -> list[Span]:
-    """Return where the messages in a field of the message at `span` lie.
-
-    Raises:
-        ModelError: the message is truncated or damaged.
-
-    Cost: linear in the fields of the message itself.
-    """
+    """Return where the messages in a field of the message at `span` lie."""
     return [
         (f.start, f.end)
         for f in fields(buffer, *span)
@@ -233,11 +203,6 @@ def message(buffer: Buffer, span: Span, proto: Any, *numbers: int) -> Any:
     """Parse the message at `span`, with nothing but these of its fields.
 
     Long values within them, of constants for example, are left out.
-
-    Raises:
-        ModelError: the message is truncated or damaged.
-
-    Cost: linear in what is parsed.
     """
     parts = [
         _slim(buffer, field, proto.DESCRIPTOR, 0)[0]
@@ -251,18 +216,6 @@ def elements(
     buffer: Buffer, span: Span, proto: Any, name: str
 ) -> Iterator[tuple[Any, int]]:
     """Yield the messages in a repeated field of the message at `span`.
-
-    Args:
-        buffer: holds the message.
-        span: where it lies.
-        proto: the message's class.
-        name: the name of the field.
-
-    Yields:
-        Each element without its long values, and how many bytes these take.
-
-    Raises:
-        ModelError: the message is truncated or damaged.
 
     Cost: linear in the elements, without their long values; memory for a batch of them.
     """
@@ -325,11 +278,7 @@ def _is_scalar(descriptor: Any, number: int) -> bool:
 
 
 def parsed(proto: Any, data: bytes) -> Any:
-    """Parse a message.
-
-    Raises:
-        ModelError: it is truncated or damaged.
-    """
+    """Parse a message."""
     try:
         return proto.FromString(data)
     except DecodeError as error:

@@ -13,25 +13,20 @@ from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 from geutil.model import programs, to_function, to_graph
 from geutil.model.core import EditableModel, Inputs, Outputs
-from geutil.model.to_graph import Parts
+from geutil.model.to_graph import GraphParts
 from geutil.transform.function_bodies import add_ends, define_body, read_body
 
 
 def materialize_body(
     definition: Any, library: Mapping[str, Any], handles: Mapping[str, Tensor]
-) -> Parts:
+) -> GraphParts:
     """Make an editable graph of a function's definition.
 
     Args:
         definition: a `FunctionDef`.
         library: the functions that it calls, however indirectly, by name.
         handles: for arguments that are resources, a tensor that a caller passes: the
-            body learns from it what is behind the handle.
-
-    Raises:
-        ModelError: the definition is damaged, or TensorFlow refuses its nodes.
-
-    Cost: linear in nodes and edges.
+            body takes the handle data from it.
     """
     name = definition.signature.name
     try:
@@ -48,11 +43,11 @@ def materialize_body(
     sinks, effects = add_ends(
         read.graph, results, read.side_effects(), programs.legal_name
     )
-    return Parts(read.graph, dict(read.inputs), sinks, effects, [])
+    return GraphParts(read.graph, dict(read.inputs), sinks, effects, [])
 
 
 def _behind_copies(t: Tensor) -> Tensor:
-    """Return what a result is before the Identity ops that tracing puts behind it."""
+    """Return a result as it is before the Identity ops that tracing adds."""
     while (
         t.op.type == "Identity"
         and t.op.name.rpartition("/")[2].startswith("Identity")
@@ -71,12 +66,7 @@ def definition_of(
     effects: Operation,
     like: Any,
 ) -> Any:
-    """Return the `FunctionDef` of a body's graph as it is now.
-
-    Raises:
-        ModelError: a result depends on a placeholder that is no argument, or TensorFlow
-            refuses the function.
-    """
+    """Return the `FunctionDef` of a body's graph as it is now."""
     needed = to_function.ops_to_run(graph, inputs, outputs.sinks, effects)
     try:
         return define_body(graph, name, needed, inputs, outputs.sinks, effects, like)
@@ -84,7 +74,7 @@ def definition_of(
         raise ModelError(f"TensorFlow refuses function '{name}': {error}") from error
 
 
-def result_shapes(parts: Parts) -> list[tf.TensorShape]:
+def result_shapes(parts: GraphParts) -> list[tf.TensorShape]:
     """Return the static shapes of the results, as TensorFlow infers them."""
     return [sink.inputs[0].shape for sink in parts.sinks.values()]
 
@@ -94,12 +84,6 @@ class BodyOutputs(Outputs):
 
     They follow edits and can be set, to a tensor of the same dtype. Adding and taking
     away is up to `Body.add_output` and `Body.remove_output`.
-
-    Args:
-        graph: the graph of the body.
-        inputs: the arguments.
-        sinks: for each result the Identity that reads it.
-        what: the body in words, for messages.
     """
 
     def __init__(
@@ -148,9 +132,9 @@ class BodyOutputs(Outputs):
 
 
 class EditableBody(EditableModel):
-    """The body of a function: what is changed here is changed in this graph alone.
+    """The body of a function: changes here stay in this graph.
 
-    `geutil.model.Body` shows users what changes the callers, too.
+    `geutil.model.Body` offers users edits that change the callers, too.
 
     Attributes:
         inputs: the arguments by name, in order: placeholders of the graph.
@@ -181,11 +165,11 @@ class EditableBody(EditableModel):
 
     @property
     def side_effects(self) -> Operation:
-        """The op that waits for what the body runs besides its outputs."""
+        """The op that waits for the body's side effects."""
         return self._side_effects
 
     def state(self) -> Any:
-        """Return what differs after any edit."""
+        """Return a value that changes with each edit."""
         ends = [*self.inputs.values(), *self.outputs.sinks.values()]
         return fingerprint(self.live), tuple(map(id, ends))
 
@@ -195,7 +179,7 @@ class EditableBody(EditableModel):
         return to_function.ops_to_run(self.live, self.inputs, sinks, self._side_effects)
 
     def captured(self) -> dict[str, Tensor]:
-        """Return the stand-ins for what the body reads from outside, by new names."""
+        """Return the stand-ins of the body's captures, by new names."""
         names: dict[str, Tensor] = {}
         if functions.bindings(self.live):
             for _, inside in to_function.captures_of(self.live, self.needed_ops()):
@@ -204,7 +188,7 @@ class EditableBody(EditableModel):
         return names
 
     def forget_capture(self, inside: Tensor) -> Any:
-        """Unbind the stand-in for something outside, and return what it stood for."""
+        """Unbind the stand-in of a capture, and return the captured tensor."""
         outside = next(o for o, i in functions.bindings(self.live) if i is inside)
         functions.unbind(self.live, outside)
         return outside

@@ -13,10 +13,11 @@ from geutil.graph import function_defs
 from geutil.graph.function_calls import Caller, callers_in
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import topological_order
 from geutil.model.functions.body import EditableBody, materialize_body, result_shapes
 from geutil.model.programs import fresh_name
 from geutil.model.shared_state import SharedState
-from geutil.model.to_graph import Parts
+from geutil.model.to_graph import GraphParts
 
 
 @dataclass(eq=False)
@@ -60,20 +61,13 @@ class Entry:
         return self.body is not None and self.body.state() != self.written
 
 
-MakeBody = Callable[["FunctionLibrary", Entry, Parts], EditableBody]
+MakeBody = Callable[["FunctionLibrary", Entry, GraphParts], EditableBody]
 
 
 class FunctionLibrary:
     """The functions that can be reached from a model's ops.
 
-    Args:
-        root: the graph of the model.
-        holdings: the variables of the model.
-        make_body: makes the model of a function from its library, entry and parts.
-
     Attributes:
-        root: the graph of the model.
-        holdings: the variables of the model.
         retired: ops that other ops have replaced; they do not count as callers.
     """
 
@@ -111,9 +105,7 @@ class FunctionLibrary:
         """Return the functions that can be reached, callers before their callees."""
         state = self._state()
         if self._seen is None or self._seen[0] != state:
-            order = function_defs.callees_first(
-                self.called_in(None)[::-1], self._callees
-            )
+            order = topological_order(self.called_in(None)[::-1], self._callees)
             self._seen = (state, [self._by_name[name] for name in reversed(order)])
         return list(self._seen[1])
 
@@ -174,10 +166,10 @@ class FunctionLibrary:
         return [self.root, *opened]
 
     def reachable(self, start: Entry | None) -> list[Entry]:
-        """Return what an entry, or the model, calls however indirectly."""
+        """Return all functions that an entry, or the model, calls, also indirectly."""
         if start is None:
             return self.entries()
-        called = set(function_defs.callees_first(self.called_in(start), self._callees))
+        called = set(topological_order(self.called_in(start), self._callees))
         return [entry for entry in self.entries() if entry.name in called]
 
     def entry(self, name: str) -> Entry:
@@ -192,14 +184,14 @@ class FunctionLibrary:
         self._seen = None
 
     def definitions_for(self, start: Entry | None) -> dict[str, Any]:
-        """Return the definitions of what an entry calls, by name."""
+        """Return the definitions of an entry's callees, by name."""
         return {e.name: e.definition for e in self.reachable(start)}
 
     def open(self, entry: Entry) -> EditableBody:
         """Return the model of a function, made when it is first asked for.
 
-        A body learns what is behind its resources from a caller, so the bodies around
-        it are opened too.
+        A body takes its resources' handle data from a caller, so the bodies around it
+        are opened too.
         """
         if entry.body is not None:
             return entry.body
@@ -244,12 +236,7 @@ Opened = TypeVar("Opened", bound=EditableBody)
 
 
 class Functions(Mapping[str, Opened], Generic[Opened]):
-    """The functions that a model calls, by name, each a model.
-
-    Args:
-        library: the functions.
-        start: the body whose functions are meant; None for the model itself.
-    """
+    """The functions that a model calls, by name, each a model."""
 
     def __init__(self, library: FunctionLibrary, start: Entry | None = None) -> None:
         self._library = library
@@ -259,7 +246,7 @@ class Functions(Mapping[str, Opened], Generic[Opened]):
         return {e.key: e for e in self._library.reachable(self._start)}
 
     def __getitem__(self, name: str) -> Opened:
-        # Which class its bodies are of, only who made the library knows.
+        # Only the maker of the library knows the class of its bodies.
         return cast(Opened, self._library.open(self._found()[name]))
 
     def __iter__(self) -> Iterator[str]:

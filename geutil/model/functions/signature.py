@@ -25,7 +25,7 @@ from geutil.select.walks import get_backward_walk_ops
 
 
 def readers_of(body: EditableBody, index: int, in_loop: bool) -> list[str]:
-    """Return what reads an argument; a loop's body may return it as it is."""
+    """Return the readers of an argument; a loop's body may return it as it is."""
     argument = list(body.inputs.values())[index]
     passing: set[Operation] = set()
     if in_loop:
@@ -168,11 +168,7 @@ Value: TypeAlias = Any | Callable[[Operation], Any] | Mapping[Operation | str, A
 
 
 def value_for(caller: Caller, value: Value, spec: tf.TensorSpec) -> Any:
-    """Return what one caller passes: a tensor of its graph, or an eager one.
-
-    Raises:
-        ModelError: there is none for the caller, or it does not fit.
-    """
+    """Return the value that a caller passes: a tensor of its graph, or an eager one."""
     op = caller.op
     if isinstance(value, Mapping):
         if op not in value and op.name not in value:

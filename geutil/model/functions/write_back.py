@@ -29,12 +29,7 @@ from geutil.transform.function_bodies import Written, hold_functions
 
 @dataclass(frozen=True)
 class Family:
-    """Functions that have their arguments in common, and the ops that call them.
-
-    Attributes:
-        entries: the functions.
-        callers: the ops.
-    """
+    """Functions that have their arguments in common, and the ops that call them."""
 
     entries: list[Entry]
     callers: list[Caller]
@@ -55,11 +50,7 @@ def body_of(loop: Caller) -> str:
 
 
 def family(library: FunctionLibrary, entry: Entry) -> Family:
-    """Return the functions whose arguments change when those of one do.
-
-    Raises:
-        ModelError: an op of another kind calls one of them.
-    """
+    """Return the functions whose arguments change when those of one do."""
     entries = [entry]
     while True:
         callers = library.callers_of(entries)
@@ -108,12 +99,10 @@ class NewOutput:
 
 @dataclass(frozen=True)
 class Rebuild:
-    """What the op that takes a caller's place looks like.
+    """The definition of the op that replaces a caller.
 
     Attributes:
-        inputs: all of its inputs.
-        outputs: all of its outputs.
-        stand_ins: what is read instead of outputs of the old op that are gone.
+        stand_ins: the replacements of outputs of the old op that are gone.
     """
 
     inputs: Sequence[Tensor]
@@ -131,15 +120,7 @@ def same_ends(caller: Caller) -> Rebuild:
 def replace_caller(
     caller: Caller, names: Mapping[str, str], rebuild: Rebuild
 ) -> Operation:
-    """Put a new op in the place of a caller, and return it.
-
-    Args:
-        caller: the old op.
-        names: the new names of functions that it calls.
-        rebuild: the inputs and outputs of the new op.
-
-    Cost: linear in the edges of the op.
-    """
+    """Put a new op in the place of a caller, and return it."""
     old = caller.op
     graph = old.graph
     node = renamed_node(caller, names)
@@ -200,14 +181,7 @@ def _set_list(node: Any, name: str, kind: str, values: Sequence[Any]) -> None:
 
 
 def sync(library: FunctionLibrary) -> None:
-    """Write edited bodies back to all that call them.
-
-    Raises:
-        ModelError: a body cannot be written; nothing has changed then.
-
-    Cost: constant for each open body that was not edited; else linear in the graph, the
-        edited bodies and those that call them.
-    """
+    """Write edited bodies back to all that call them."""
     if library.is_written or not library.edited():
         return
     with library.writing():
@@ -222,9 +196,6 @@ def sync_below(library: FunctionLibrary, start: Entry) -> None:
     """Write bodies back if one was edited that a body calls, however indirectly.
 
     An edit of the body itself may be half done; nothing is behind for its graph.
-
-    Raises:
-        ModelError: as `sync`.
     """
     if library.is_written:
         return
@@ -268,16 +239,7 @@ def write(
     changed: Iterable[Entry],
     rebuilds: Mapping[Operation, Rebuild],
 ) -> dict[Operation, Operation]:
-    """Define changed functions anew, and with them all that call them.
-
-    Args:
-        library: the functions.
-        changed: those whose bodies changed; they are open.
-        rebuilds: the new inputs and outputs of callers for which these change.
-
-    Returns:
-        The new op for each that was replaced.
-    """
+    """Define changed functions anew, and with them all that call them."""
     order = _with_callers(library, changed)
     if not order:
         return {}
@@ -302,7 +264,7 @@ def write(
 
 
 def take_all_captures(library: FunctionLibrary) -> None:
-    """Turn what bodies read from outside into arguments, up to the model's graph."""
+    """Turn captures of bodies into arguments, up to the model's graph."""
     # Callees first: what a callee reads from outside, the body around it reads then.
     for entry in reversed(library.entries()):
         if entry.body is not None:
@@ -310,7 +272,7 @@ def take_all_captures(library: FunctionLibrary) -> None:
 
 
 def _take_captures(library: FunctionLibrary, entry: Entry) -> None:
-    """Turn what a body reads from outside into arguments that its callers pass."""
+    """Turn the captures of a body into arguments that its callers pass."""
     body = entry.opened()
     captured = body.captured()
     if captured:

@@ -5,9 +5,9 @@ those that change it, in a branch for training, or that read it by its handle.
 TensorFlow refuses such a graph (`Input 0 of node ... was passed float from ...
 incompatible with expected float_ref`, or `expected resource`).
 
-So that a graph can be checked, such ops get a variable that stands for the value. Then
-all are made to take the value. In functions they are at once: TensorFlow's own freezing
-makes values of the arguments alone, whatever branches and loops do with them.
+So that a graph can be checked, such ops get a variable that corresponds to the value.
+Then all are made to take the value. In functions they are at once: TensorFlow's own
+freezing makes values of the arguments alone, whatever branches and loops do with them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
+from geutil.graph.walks import node_name, short_name
 from geutil.model import freezing, handle_values, programs
 from geutil.model.files.tensor_checks import UNKNOWN, OpSignatures
-from geutil.model.handle_values import Value, Versions
+from geutil.model.handle_values import HandleValue, Versions
 from geutil.model.sources import v1_variables
 
 _logger = logging.getLogger("geutil")
@@ -34,10 +35,10 @@ _PASSING = frozenset(
 
 @dataclass(frozen=True)
 class Frozen:
-    """What freezing left of variables.
+    """The traces of variables in a frozen graph.
 
     Attributes:
-        values: for the name of each variable that stands for a value its tensor.
+        values: for the name of each variable that corresponds to a value its tensor.
         changes: the ops in functions that changed a variable.
     """
 
@@ -46,36 +47,30 @@ class Frozen:
 
 
 def insert_handles(graph_def: Any) -> Frozen:
-    """Put variables where ops take one and are given a value, in place.
-
-    Args:
-        graph_def: the graph, which nobody has checked.
-
-    Cost: linear in nodes and edges, those of functions included.
-    """
+    """Put variables where ops take one and are given a value, in place."""
     signatures = OpSignatures({f.signature.name: f for f in graph_def.library.function})
     nodes = programs.nodes_by_name(graph_def)
     names = set(nodes)
     handles: dict[tuple[str, str], Any] = {}
     for node in graph_def.node:
         for index, kind in _handles_taken(node, signatures):
-            text = programs.short(node.input[index])
-            producer = nodes.get(programs.node_of(text))
+            text = short_name(node.input[index])
+            producer = nodes.get(node_name(text))
             dtype = producer is not None and _value_type(producer, text, signatures)
             if not dtype:
                 continue
             if (text, kind) not in handles:
                 handles[text, kind] = handle = _variable(producer, kind, dtype)
                 handle.name = programs.fresh_name(
-                    names, f"{programs.node_of(text)}/geutil_handle"
+                    names, f"{node_name(text)}/geutil_handle"
                 )
                 names.add(handle.name)
             node.input[index] = handles[text, kind].name
-    # What reads a reference may wait for a change.
+    # Readers of a reference may wait for a change.
     references = {t: h.name for (t, kind), h in handles.items() if kind == "VariableV2"}
     for node in graph_def.node if references else ():
         for index, text in enumerate(node.input):
-            node.input[index] = references.get(programs.short(text), text)
+            node.input[index] = references.get(short_name(text), text)
     graph_def.node.extend(handles.values())
     values = {handle.name: text for (text, _), handle in handles.items()}
     return Frozen(values, _put_into_functions(graph_def, signatures))
@@ -85,7 +80,7 @@ _UNKNOWN_SHAPE = tf.TensorShape(None).as_proto().SerializeToString()
 
 
 def _put_into_functions(graph_def: Any, signatures: OpSignatures) -> list[str]:
-    """Let nodes of functions take values as arguments; return what they change."""
+    """Let nodes of functions take values as arguments; return their changes."""
     changes: list[str] = []
     versions = Versions(graph_def.library, changes)
     for function in graph_def.library.function:
@@ -110,17 +105,19 @@ def _put_into_functions(graph_def: Any, signatures: OpSignatures) -> list[str]:
     return changes
 
 
-def _insert_into_function(function: Any, signatures: OpSignatures) -> dict[str, Value]:
-    """Let nodes read handles that stand for arguments; return these by their names."""
+def _insert_into_function(
+    function: Any, signatures: OpSignatures
+) -> dict[str, HandleValue]:
+    """Let nodes read handles in place of arguments; return these by their names."""
     types = {arg.name: arg.type for arg in function.signature.input_arg}
     seeds = {}
     for node in function.node_def:
         for index, kind in _handles_taken(node, signatures):
-            name = programs.short(node.input[index])
+            name = short_name(node.input[index])
             dtype = types.get(name, UNKNOWN)
             if kind == "VarHandleOp" and dtype not in (UNKNOWN, *_HANDLES):
                 node.input[index] = f"{name}/geutil_handle"
-                seeds[node.input[index]] = Value(name, dtype, _UNKNOWN_SHAPE)
+                seeds[node.input[index]] = HandleValue(name, dtype, _UNKNOWN_SHAPE)
     return seeds
 
 
@@ -179,25 +176,15 @@ def _variable(producer: Any, kind: str, dtype: int) -> Any:
 
 
 def put_values(graph_def: Any, frozen: Frozen, what: str) -> None:
-    """Give all that takes a variable which stands for a value that value, in place.
+    """Give all that takes a variable which corresponds to a value that value, in place.
 
-    An op that changes such a variable computes what it would set. What comes after it
-    in its branch reads that, and nothing keeps it: a warning names the op.
-
-    Args:
-        graph_def: the graph; its variables have handles.
-        frozen: what `insert_handles` returned.
-        what: the source in words.
-
-    Raises:
-        ModelError: an op needs a variable itself and not only its value.
-
-    Cost: linear in nodes and edges, those of functions included.
+    An op that changes such a variable computes the new value. Ops after it in its
+    branch read that, and nothing keeps it: a warning names the op.
     """
     values = frozen.values
     seeds = {
-        node.name: Value(
-            programs.node_of(values[node.name]),
+        node.name: HandleValue(
+            node_name(values[node.name]),
             node.attr["dtype"].type,
             node.attr["shape"].shape.SerializeToString(),
         )
@@ -224,7 +211,7 @@ def put_values(graph_def: Any, frozen: Frozen, what: str) -> None:
     left = []
     for node in graph_def.node:
         if node.name not in seeds:
-            texts = [values.get(programs.short(text), text) for text in node.input]
+            texts = [values.get(short_name(text), text) for text in node.input]
             del node.input[:]
             node.input.extend(texts)
             left.append(node)

@@ -18,6 +18,7 @@ from geutil.graph import op_types, strategy_variables
 from geutil.graph.graph_collections import VariableFacts, uninitialized_variable
 from geutil.graph.protos import op_def_of
 from geutil.graph.types import Graph, is_op, is_tensor, type_name
+from geutil.graph.walks import node_name, tensor_name
 from geutil.model import programs
 from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState
@@ -29,23 +30,12 @@ _NOTHING = Frozen()
 
 
 def with_placeholders(program: ModelProgram, what: str) -> ModelProgram:
-    """Return a program in which each input is a placeholder.
-
-    Args:
-        program: the program, which is not changed.
-        what: its source in words.
-
-    Raises:
-        ModelError: an input is no tensor of the graph.
-
-    Cost: linear in nodes and edges; an import of the graph, where a tensor in its
-    middle is an input.
-    """
+    """Return a program in which each input is a placeholder."""
     nodes = programs.nodes_by_name(program.graph_def)
     fed = {
-        name: programs.canonical(t)
+        name: tensor_name(t)
         for name, t in program.inputs.items()
-        if nodes[programs.node_of(t)].op != "Placeholder"
+        if nodes[node_name(t)].op != "Placeholder"
     }
     if not fed:
         return program
@@ -63,14 +53,13 @@ def with_placeholders(program: ModelProgram, what: str) -> ModelProgram:
         stand_ins[fed[name]] = f"{node.name}:0"
     programs.redirect(program, stand_ins)
     program.inputs = {
-        name: stand_ins.get(programs.canonical(t), t)
-        for name, t in program.inputs.items()
+        name: stand_ins.get(tensor_name(t), t) for name, t in program.inputs.items()
     }
     return program
 
 
 def _specs(graph_def: Any, tensors: dict[str, str], what: str) -> dict[str, Any]:
-    """Return what has the dtype and shape of each tensor."""
+    """Return a spec of the dtype and shape of each tensor."""
     with tf.Graph().as_default():
         try:
             elements = tf.import_graph_def(
@@ -91,12 +80,7 @@ _NOT_DATA = (tf.resource.as_datatype_enum, tf.variant.as_datatype_enum)
 
 
 def named_ends(graph_def: Any, ends: Ends, what: str, kind: str) -> dict[str, str]:
-    """Return the ends that are asked for as a mapping from public name to tensor name.
-
-    Raises:
-        ModelError: an end is no tensor of the graph; two inputs are one tensor; or the
-            graph has no outputs.
-    """
+    """Return the requested ends as a mapping from public name to tensor name."""
     if ends is None:
         ends = _placeholders(graph_def) if kind == "input" else _results(graph_def)
     if isinstance(ends, str) or is_tensor(ends) or is_op(ends):
@@ -109,7 +93,7 @@ def named_ends(graph_def: Any, ends: Ends, what: str, kind: str) -> dict[str, st
     nodes = programs.nodes_by_name(graph_def)
     named: dict[str, str] = {}
     for public, name in pairs:
-        if programs.node_of(name) not in nodes or name.startswith("^"):
+        if node_name(name) not in nodes or name.startswith("^"):
             end_names = (
                 _placeholders(graph_def) if kind == "input" else _results(graph_def)
             )
@@ -117,9 +101,9 @@ def named_ends(graph_def: Any, ends: Ends, what: str, kind: str) -> dict[str, st
                 f"{what} has no {kind} '{name}': there is no op of that name; its "
                 f"{'placeholders' if kind == 'input' else 'ends'} are {end_names[:20]}"
             )
-        if kind == "input" and programs.canonical(name) in named.values():
+        if kind == "input" and tensor_name(name) in named.values():
             raise ModelError(f"two inputs of {what} are '{name}'; name it once")
-        named[public] = programs.canonical(name)
+        named[public] = tensor_name(name)
     if kind == "output" and not named:
         raise ModelError(f"{what} has no outputs; name tensors with outputs=[...]")
     return named
@@ -151,7 +135,7 @@ def _results(graph_def: Any) -> list[str]:
 
     If some of them depend on a placeholder, only those: the others initialize or save.
     """
-    read = {programs.node_of(text) for node in graph_def.node for text in node.input}
+    read = {node_name(text) for node in graph_def.node for text in node.input}
     ends = [
         node.name
         for node in graph_def.node
@@ -168,7 +152,7 @@ def _has_outputs(op_type: str) -> bool:
 
 
 _NO_RESULT = frozenset(("Const", "NextIteration", "Placeholder", "VarHandleOp"))
-"""Types of ops that end a graph without being what it computes."""
+"""Types of ops that end a graph without being its result."""
 
 
 def programs_of_graph_def(
@@ -188,15 +172,11 @@ def programs_of_graph_def(
             are resource variables.
         signatures: the (inputs, outputs) of each signature.
         what: the source in words.
-        facts: what is known of the variables, by op name.
-        value_of: gives the value of a variable from its op's name and node; None
-            where it has none.
+        facts: the known facts of the variables, by op name.
+        value_of: gives the value of a variable from its op's name and node; None where
+            it has none.
         assets: the file for each constant that names one.
-        frozen: what freezing left of variables.
-
-    Raises:
-        ModelError: an op that a signature needs takes a reference and cannot take a
-            handle; or a table that one reads cannot be made or filled.
+        frozen: the facts that freezing left of variables.
     """
     graph_def = _needed(graph_def, signatures.values())
     ends = [t for _, outputs in signatures.values() for t in outputs.values()]
@@ -224,7 +204,7 @@ def programs_of_graph_def(
             ModelProgram(
                 graph_def,
                 dict(inputs),
-                {n: programs.canonical(values.get(t, t)) for n, t in outputs.items()},
+                {n: tensor_name(values.get(t, t)) for n, t in outputs.items()},
                 captures,
             ),
             what,
@@ -237,14 +217,14 @@ def programs_of_graph_def(
 def _needed(
     graph_def: Any, ends: Iterable[tuple[dict[str, str], dict[str, str]]]
 ) -> Any:
-    """Return a graph without what neither signatures nor their tables need.
+    """Return a graph without nodes that neither signatures nor tables need.
 
-    All variables stay: they are what the model holds.
+    All variables stay: the model holds them.
     """
     nodes = programs.nodes_by_name(graph_def)
     tensors = [t for pair in ends for part in pair for t in part.values()]
     # An end that is not there is told of later.
-    names = {name for name in map(programs.node_of, tensors) if name in nodes}
+    names = {name for name in map(node_name, tensors) if name in nodes}
     names |= {name for name, node in nodes.items() if node.op in op_types.VARIABLES}
     while True:
         behind = programs.nodes_behind(graph_def, names)
@@ -288,7 +268,7 @@ def _variable(
 
 
 def facts_of_graph(graph: Graph) -> dict[str, VariableFacts]:
-    """Return what the variable objects of a graph tell of its variables."""
+    """Return the facts in the variable objects of a graph."""
     return {
         v.op.name: VariableFacts(v.op.name, bool(v.trainable), None, "")
         for v in _graph_variables(graph)
@@ -298,7 +278,7 @@ def facts_of_graph(graph: Graph) -> dict[str, VariableFacts]:
 def values_in_session(
     graph: Graph, session: Any
 ) -> Callable[[str, Any], np.ndarray[Any, Any] | None]:
-    """Return what gives the values of a graph's variables in a Session, each once.
+    """Return a function that reads each variable's value in a Session, once.
 
     They are read in one run, if all have been initialized; nothing is added to the
     graph, which may be finalized.

@@ -25,12 +25,7 @@ CONSTANT_LIMIT = 64 * 2**20
 
 
 def concrete_function_of(function: Any) -> Any:
-    """Return the one concrete function of a `tf.function` with an input signature.
-
-    Raises:
-        ModelError: it has no input signature and was traced not once but never or
-            several times.
-    """
+    """Return the one concrete function of a `tf.function` with an input signature."""
     if getattr(function, "input_signature", None) is None:
         raise ModelError(
             f"{function!r} has no input signature, so there is no telling which trace "
@@ -97,11 +92,7 @@ def program_of_graph(
 
 
 def graph_def_with_shapes(graph: Graph) -> Any:
-    """Return the `GraphDef` of a graph, with what is known of its shapes.
-
-    Raises:
-        ModelError: it holds more than a protobuf can.
-    """
+    """Return the `GraphDef` of a graph, with its known shapes."""
     try:
         graph_def = graph.as_graph_def(add_shapes=True)
         if graph_def.library.function:
@@ -188,12 +179,7 @@ def _is_small_value(external: Any) -> bool:
 
 @dataclass(frozen=True)
 class KerasWeight:
-    """A variable of a Keras model.
-
-    Attributes:
-        variable: TensorFlow's variable.
-        name: what the model calls it.
-    """
+    """A variable of a Keras model."""
 
     variable: tf.Variable
     name: str
@@ -205,7 +191,7 @@ def is_keras_model(source: Any) -> bool:
 
 
 def weights_of(model: Any) -> list[KerasWeight]:
-    """Return what a Keras model lists as its variables."""
+    """Return the variables that a Keras model lists."""
     weights = []
     for v in model.variables:
         # Those of Keras 3 wrap TensorFlow's, those of tf_keras are TensorFlow's.
@@ -216,11 +202,7 @@ def weights_of(model: Any) -> list[KerasWeight]:
 
 
 def load_keras_file(path: Path) -> Any:
-    """Load a `.keras` or HDF5 file, in Keras' safe mode.
-
-    Raises:
-        ModelError: Keras cannot load it, or it holds code.
-    """
+    """Load a `.keras` or HDF5 file, in Keras' safe mode."""
     if path.suffix != ".keras":
         refuse_code(path)
     try:
@@ -232,7 +214,7 @@ def load_keras_file(path: Path) -> Any:
 
 
 def _advice(path: Path) -> str:
-    """Return what to do with a file of the Keras before Keras 3; "" for others."""
+    """Return the remedy for a file of the Keras before Keras 3; "" for others."""
     version = inspect_keras(path).version or ""
     if not version.startswith("2.") or _uses_legacy_keras():
         return ""
@@ -247,14 +229,10 @@ def _uses_legacy_keras() -> bool:
 
 
 def program_of_keras_model(model: Any) -> tuple[ModelProgram, list[tf.Variable]]:
-    """Return the program of a Keras model called for inference, and what it reads.
+    """Return the program of a Keras model called for inference, and its variables.
 
     Inputs and outputs are named as the model names them. The model does not list all
     variables that it reads: the states of layers that keep one between calls.
-
-    Raises:
-        ModelError: the model does not know the shapes of its inputs yet, cannot be
-            called with sizes that it leaves open, or does not compute with TensorFlow.
     """
     _check_backend(model)
     specs = _input_specs(model)
@@ -361,8 +339,7 @@ class Source:
 
     Attributes:
         what: the source in words, for messages.
-        signatures: for each signature what makes its program.
-        holdings: what the signatures share.
+        signatures: for each signature the function that makes its program.
         functions: for each signature the function that can be saved as it is, when
             nobody has opened the signature.
         find_layers: finds the calls of Keras layers in a graph of which no program
@@ -376,12 +353,7 @@ class Source:
     find_layers: Callable[[Graph], tuple[LayerCall, ...]] | None = None
 
     def chosen(self, signature: str | None) -> str:
-        """Return the signature that is asked for, or the one that is meant.
-
-        Raises:
-            ModelError: there is none of that name; or none is asked for and there are
-                several without a `serving_default`, or none at all.
-        """
+        """Return the signature that is asked for, or the one that is selected."""
         signature_names = sorted(self.signatures)
         if signature is not None:
             if signature not in self.signatures:

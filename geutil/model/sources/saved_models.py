@@ -30,11 +30,7 @@ _INIT_SIGNATURES = frozenset(("__saved_model_init_op", "__saved_model_train_op")
 
 
 def open_saved_model(path: Path, tags: Sequence[str] | None) -> Source:
-    """Return a SavedModel as a source.
-
-    Raises:
-        ModelError: it cannot be read, or holds what TensorFlow refuses.
-    """
+    """Return a SavedModel as a source."""
     meta_graph = reading.select_meta_graph(reading.read_saved_model(path), tags)
     what = f"SavedModel '{path}'"
     if meta_graph.object_graph_def.nodes:
@@ -113,11 +109,7 @@ def _keras_classes(path: Path) -> dict[str, str] | None:
 
 
 def _program(function: Any, name: str, what: str) -> ModelProgram:
-    """Return the program of a signature.
-
-    Raises:
-        ModelError: the function is not what a signature is.
-    """
+    """Return the program of a signature."""
     try:
         program = program_of_function(function)
     except ModelError:
@@ -134,7 +126,7 @@ def _program(function: Any, name: str, what: str) -> ModelProgram:
 
 
 def _key(name: str) -> list[Any]:
-    """Return what names are sorted by: `output_9` goes before `output_10`."""
+    """Return the sort key of a name: `output_9` goes before `output_10`."""
     parts = re.split(r"(\d+)", name)
     return [int(part) if i % 2 else part for i, part in enumerate(parts)]
 
@@ -188,7 +180,7 @@ def _tensors(infos: Any, what: str, signature: str) -> dict[str, str]:
 def _checkpoint_values(
     path: Path, facts: dict[str, VariableFacts], what: str
 ) -> Callable[[str, Any], np.ndarray[Any, Any] | None]:
-    """Return what reads the value of a variable from the checkpoint of a SavedModel."""
+    """Return a function that reads variables from a SavedModel's checkpoint."""
     prefix = path / "variables" / "variables"
     if not prefix.with_suffix(".index").exists():
         return lambda _name, _node: None

@@ -19,6 +19,7 @@ from geutil.model.sources.tflite_values import lowest_number
 from geutil.tflite.dense import dense
 from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor
 
+Shape = tuple[int | None, ...]
 Value = Any
 """A tensor of TensorFlow, a constant of the file, or the handle of a variable."""
 
@@ -99,6 +100,14 @@ class Call:
             )
         return value
 
+    def scalar(self, place: int) -> Any:
+        """Return the tensor at a place of the inputs, which holds one number.
+
+        A constant stays one, so that others can read it from the graph.
+        """
+        tensor = self[place]
+        return tensor if tensor.shape.rank == 0 else tf.reshape(tensor, [])
+
     def option(self, name: str, default: Any = None) -> Any:
         """Return an option, or the default of files without a table of options."""
         return self.op.options.get(name, default)
@@ -158,9 +167,7 @@ def _reduction(function: Callable[..., Any]) -> Builder:
 
 
 def _extremum(function: Callable[..., Any]) -> Builder:
-    return lambda call: function(
-        call[0], tf.reshape(call[1], []), output_type=call.dtype
-    )
+    return lambda call: function(call[0], call.scalar(1), output_type=call.dtype)
 
 
 def _strides(call: Call) -> list[int]:
@@ -288,9 +295,21 @@ def _resize(op: Callable[..., Any]) -> Builder:
 
 
 def _reshape(call: Call) -> Any:
+    removed = _removed_axis(call.source(0).shape, call.op.outputs[0].shape)
+    if removed is not None:
+        # TFLite's converter writes it so, and what it is part of is known by it.
+        return tf.squeeze(call[0], [removed])
     if call.has(1):
         return tf.reshape(call[0], call[1])
     return tf.reshape(call[0], call.option("new_shape", []))
+
+
+def _removed_axis(before: Shape | None, after: Shape | None) -> int | None:
+    """Return the axis of size 1 behind the batch that a shape is without, if any."""
+    if before is None or after is None or after.count(None) > 1:
+        return None
+    axes = (i for i in range(len(before) - 1, 0, -1) if before[i] == 1)
+    return next((i for i in axes if (*before[:i], *before[i + 1 :]) == after), None)
 
 
 def _strided_slice(call: Call) -> Any:
@@ -354,13 +373,13 @@ def _non_max_suppression(op: Callable[..., Any], *, soft: bool) -> Builder:
                     "it lowers scores by a sigma, where TensorFlow keeps boxes that "
                     "TFLite drops"
                 )
-            named["soft_nms_sigma"] = tf.reshape(call[5], [])
+            named["soft_nms_sigma"] = call.scalar(5)
         made = op(
             boxes=call[0],
             scores=call[1],
-            max_output_size=tf.reshape(call[2], []),
-            iou_threshold=tf.reshape(call[3], []),
-            score_threshold=tf.reshape(call[4], []),
+            max_output_size=call.scalar(2),
+            iou_threshold=call.scalar(3),
+            score_threshold=call.scalar(4),
             pad_to_max_output_size=True,
             **named,
         )
@@ -416,12 +435,12 @@ def _with_other_steps(call: Call) -> Any:
 
 
 def _in_parts(call: Call) -> Any:
-    return tf.split(call[1], call.option("num_splits"), tf.reshape(call[0], []))
+    return tf.split(call[1], call.option("num_splits"), call.scalar(0))
 
 
 def _in_given_parts(call: Call) -> Any:
     sizes = call.number(1).tolist()
-    return tf.split(call[0], sizes, tf.reshape(call[2], []))
+    return tf.split(call[0], sizes, call.scalar(2))
 
 
 def _values(call: Call, start: int) -> list[Value]:
@@ -442,7 +461,7 @@ def _branches(call: Call) -> Any:
     values = _values(call, 1)
     then, other = call.option("then_subgraph_index"), call.option("else_subgraph_index")
     return tf.cond(
-        tf.reshape(call[0], []),
+        call.scalar(0),
         lambda: call.run(then, values),
         lambda: call.run(other, values),
     )
@@ -597,7 +616,7 @@ KINDS: Mapping[str, Builder] = {
     "COS": _plain(tf.cos),
     "CUMSUM": lambda call: tf.cumsum(
         call[0],
-        tf.reshape(call[1], []),
+        call.scalar(1),
         exclusive=call.option("exclusive", False),
         reverse=call.option("reverse", False),
     ),
@@ -613,7 +632,7 @@ KINDS: Mapping[str, Builder] = {
     "EMBEDDING_LOOKUP": lambda call: tf.gather(call[1], call[0]),
     "EQUAL": _plain(tf.equal),
     "EXP": _plain(tf.exp),
-    "EXPAND_DIMS": lambda call: tf.expand_dims(call[0], tf.reshape(call[1], [])),
+    "EXPAND_DIMS": lambda call: tf.expand_dims(call[0], call.scalar(1)),
     "FAKE_QUANT": _fake_quant,
     "FILL": _plain(tf.fill),
     "FLOOR": _plain(tf.floor),
@@ -660,7 +679,7 @@ KINDS: Mapping[str, Builder] = {
     "MUL": _fused(tf.multiply),
     "MULTINOMIAL": lambda call: _RAW.Multinomial(
         logits=call[0],
-        num_samples=tf.reshape(call[1], []),
+        num_samples=call.scalar(1),
         seed=call.option("seed", 0),
         seed2=call.option("seed2", 0),
         output_dtype=call.dtype,
@@ -740,7 +759,7 @@ KINDS: Mapping[str, Builder] = {
     "SUM": _reduction(tf.reduce_sum),
     "TANH": _plain(tf.tanh),
     "TILE": _plain(tf.tile),
-    "TOPK_V2": lambda call: list(tf.math.top_k(call[0], tf.reshape(call[1], []))),
+    "TOPK_V2": lambda call: list(tf.math.top_k(call[0], call.scalar(1))),
     "TRANSPOSE": _plain(tf.transpose),
     "TRANSPOSE_CONV": _transposed_convolution,
     "UNIQUE": lambda call: list(

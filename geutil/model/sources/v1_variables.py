@@ -17,6 +17,7 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph import function_defs, op_types
 from geutil.graph.protos import op_def_of
+from geutil.graph.walks import closure, node_name, short_name, tensor_name
 from geutil.model import programs
 
 _numbers = itertools.count()
@@ -41,7 +42,7 @@ def is_table(node: Any) -> bool:
 def initializer_of(graph_def: Any, table: Any) -> str | None:
     """Return the name of the node that fills a table, None where there is none."""
     for node in graph_def.node:
-        if node.op in _INITIALIZERS and programs.node_of(node.input[0]) == table.name:
+        if node.op in _INITIALIZERS and node_name(node.input[0]) == table.name:
             return str(node.name)
     return None
 
@@ -52,7 +53,7 @@ def files_of_tables(graph_def: Any) -> dict[str, str]:
     files = {}
     for node in graph_def.node:
         if node.op == "InitializeTableFromTextFileV2":
-            name = nodes[programs.node_of(node.input[1])]
+            name = nodes[node_name(node.input[1])]
             if name.op == "Const":
                 value = tf.make_ndarray(name.attr["value"].tensor).item()
                 files[str(name.name)] = value.decode()
@@ -67,9 +68,6 @@ class GraphResource(tf.saved_model.experimental.TrackableResource):
         table: the node that makes the table.
         initializer: the name of the node that fills it, None when nothing does.
         assets: the file for each constant node that names one.
-
-    Raises:
-        tf.errors.OpError: TensorFlow cannot make or fill the table.
     """
 
     def __init__(
@@ -118,16 +116,16 @@ class GraphResource(tf.saved_model.experimental.TrackableResource):
     def _initialize(self) -> None:
         if self._initializer is None:
             return
-        input_map = {programs.canonical(self._name): _inside(self.resource_handle)}
+        input_map = {tensor_name(self._name): _inside(self.resource_handle)}
         for name, asset in self._asset_of.items():
-            input_map[programs.canonical(name)] = _inside(asset.asset_path)
+            input_map[tensor_name(name)] = _inside(asset.asset_path)
         tf.import_graph_def(self._graph_def, input_map=input_map, name="")
 
 
 def _made_by(table: Any) -> Any:
     graph_def = tf.compat.v1.GraphDef(node=[table])
     (handle,) = tf.import_graph_def(
-        graph_def, return_elements=[programs.canonical(table.name)], name=""
+        graph_def, return_elements=[tensor_name(table.name)], name=""
     )
     return handle
 
@@ -186,17 +184,8 @@ def with_resource_variables(graph_def: Any, ends: Iterable[str]) -> dict[str, st
 
     References go through branches and loops of version 1, as handles do.
 
-    Args:
-        graph_def: the graph.
-        ends: names of tensors whose values are asked for.
-
     Returns:
         For each of `ends` that is a reference the tensor that is its value.
-
-    Raises:
-        ModelError: an op takes a reference and has no twin that takes a handle.
-
-    Cost: linear in nodes and edges.
     """
     variables = {n.name: n for n in graph_def.node if n.op in op_types.REF_VARIABLES}
     if not variables:
@@ -205,7 +194,7 @@ def with_resource_variables(graph_def: Any, ends: Iterable[str]) -> dict[str, st
     for node in list(graph_def.node):
         if node.name not in variables:
             turned.turn(node)
-    values = {t: turned.value(programs.short(t)) for t in ends if turned.is_one(t)}
+    values = {t: turned.value(short_name(t)) for t in ends if turned.is_one(t)}
     for node in variables.values():
         _as_handle(node)
     graph_def.node.extend(turned.added.values())
@@ -218,12 +207,12 @@ def _references(graph_def: Any, variables: Mapping[str, Any]) -> dict[str, _Refe
     readers: dict[str, list[tuple[Any, int]]] = {}
     for node in graph_def.node:
         for index, text in enumerate(node.input):
-            readers.setdefault(programs.short(text), []).append((node, index))
+            readers.setdefault(short_name(text), []).append((node, index))
     found = {name: _Reference(name, name) for name in variables}
     waiting = list(found)
-    while waiting:
-        reference = found[waiting[-1]]
-        for node, index in readers.get(waiting.pop(), ()):
+    for name in waiting:
+        reference = found[name]
+        for node, index in readers.get(name, ()):
             if not takes_reference(node, index):
                 continue
             if op_def_of(_twin(node)) is None:
@@ -269,12 +258,7 @@ def _handed_on(
 class _Turned:
     """A graph whose reference variables are being turned into resource variables.
 
-    Args:
-        graph_def: the graph.
-        references: the tensors that are references, by name.
-
     Attributes:
-        added: new nodes by name.
         read_from: by the names of nodes that read a variable its handle.
         changing: the names of nodes that change a variable.
     """
@@ -294,22 +278,22 @@ class _Turned:
 
     def is_one(self, tensor_name: str) -> bool:
         """Tell whether a tensor is a reference."""
-        return programs.short(tensor_name) in self._references
+        return short_name(tensor_name) in self._references
 
     def turn(self, node: Any) -> None:
         """Let a node read handles, or values, in the place of references."""
         taken = [(i, text) for i, text in enumerate(node.input) if self.is_one(text)]
         references = [i for i, _ in taken if takes_reference(node, i)]
         if references:
-            dtype = self._dtypes[programs.short(node.input[references[0]])]
+            dtype = self._dtypes[short_name(node.input[references[0]])]
             self._take_handles(node, dtype, references)
         for index, text in taken:
             if index in references:
                 continue
             if node.op == "Identity":
-                self._read(node, programs.short(text))
+                self._read(node, short_name(text))
             else:
-                node.input[index] = self.value(programs.short(text))
+                node.input[index] = self.value(short_name(text))
 
     def _take_handles(self, node: Any, dtype: int, indices: Iterable[int]) -> None:
         twin = _twin(node)
@@ -324,10 +308,10 @@ class _Turned:
         for name in declared & {"T", "dtype"}:
             node.attr[name].type = _RESOURCE if passes_on else dtype
         for index in indices:
-            reference = self._references[programs.short(node.input[index])]
+            reference = self._references[short_name(node.input[index])]
             if node.op == "RefMerge" and reference.change:
                 # It may come from a branch that is not taken: nothing waits for that.
-                node.input[index] = self._handle(programs.short(node.input[index]))
+                node.input[index] = self._handle(short_name(node.input[index]))
             else:
                 _read_from(node, index, reference)
         node.op = twin
@@ -340,7 +324,7 @@ class _Turned:
         return name
 
     def _handle(self, text: str) -> str:
-        """Return the handle behind a reference, after the change that it stands for."""
+        """Return the handle behind a reference, after the change that it marks."""
         name, is_new = self._name(text, "geutil_handle")
         if is_new:
             node = self._new(name)
@@ -352,7 +336,7 @@ class _Turned:
     def _name(self, text: str, what: str) -> tuple[str, bool]:
         if (text, what) in self._names:
             return self._names[text, what], False
-        name = f"{programs.node_of(text)}/{what}"
+        name = f"{node_name(text)}/{what}"
         name = programs.fresh_name(self._node_names, name)
         self._node_names.add(name)
         self._names[text, what] = name
@@ -375,9 +359,9 @@ class _Turned:
 class _Buffers:
     """The values of variables that are their buffers, and change with them.
 
-    An `Identity`, `Switch` or `Enter` of a reference shares its buffer: what reads that
-    after a change sees the new value. A resource variable is read once, so what comes
-    after a change, by any way, gets a read of its own.
+    An `Identity`, `Switch` or `Enter` of a reference shares its buffer: a read after a
+    change sees the new value. A resource variable is read once, so ops that come after
+    a change, by any way, get a read of their own.
 
     Args:
         graph_def: a graph whose reference variables were turned into resources.
@@ -396,30 +380,25 @@ class _Buffers:
         }
         self._readers: dict[str, list[Any]] = {}
         for node in graph_def.node:
-            for name in dict.fromkeys(map(programs.node_of, node.input)):
+            for name in dict.fromkeys(map(node_name, node.input)):
                 self._readers.setdefault(name, []).append(node)
         self._after = self._behind(changing)
         self._names = set(self._nodes)
 
     def read_anew(self) -> None:
-        """Give what comes after a change reads of its own, in place.
-
-        Cost: linear in nodes and edges.
-        """
+        """Give ops that come after a change reads of their own, in place."""
         if not self._after:
             return
         added: list[Any] = []
         waiting = list(self._handles)
         for text in waiting:
-            for node in self._readers.get(programs.node_of(text), ()):
-                indices = [
-                    i for i, t in enumerate(node.input) if programs.short(t) == text
-                ]
+            for node in self._readers.get(node_name(text), ()):
+                indices = [i for i, t in enumerate(node.input) if short_name(t) == text]
                 if not indices:
                     continue
                 if node.op in ("Identity", "Switch", "Enter") and indices[0] == 0:
                     waiting += self._share(node, text, added)
-                # What a Merge reads of another branch may never come.
+                # The input of a Merge from another branch may never come.
                 if node.name in self._after and node.op != "Merge":
                     self._read(node, indices, text, added)
         self._graph_def.node.extend(added)
@@ -447,12 +426,12 @@ class _Buffers:
         self, node: Any, indices: Sequence[int], text: str, added: list[Any]
     ) -> None:
         """Let a node read a variable when all else that it waits for is there."""
-        # What was read so far may have waited for a change itself.
-        waited = map(programs.node_of, node.input)
+        # Earlier reads may have waited for a change themselves.
+        waited = map(node_name, node.input)
         read = type(node)(
             name=self._name(f"{node.name}/geutil_read"), op="ReadVariableOp"
         )
-        read.device = self._nodes[programs.node_of(text)].device
+        read.device = self._nodes[node_name(text)].device
         read.attr["dtype"].type = self._dtypes[text]
         read.input.append(self._handles[text])
         read.input.extend(
@@ -469,18 +448,13 @@ class _Buffers:
 
     def _behind(self, changing: Iterable[str]) -> set[str]:
         """Return the nodes that wait for a change, and those that make one."""
-        behind = set(changing)
-        waiting = list(behind)
-        while waiting:
-            for node in self._readers.get(waiting.pop(), ()):
-                if node.name not in behind:
-                    behind.add(node.name)
-                    waiting.append(node.name)
-        return behind
+        return set(
+            closure(changing, lambda n: (r.name for r in self._readers.get(n, ())))
+        )
 
 
 def _read_from(node: Any, index: int, reference: _Reference) -> None:
-    """Read the handle, after the change that the reference stands for."""
+    """Read the handle, after the change that the reference marks."""
     node.input[index] = reference.handle
     wait = f"^{reference.change}"
     if reference.change and wait not in node.input:

@@ -15,10 +15,10 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph import adjacency, creation
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
-from geutil.model.programs import short
+from geutil.graph.walks import short_name
 from geutil.model.strip.options import StripOptions, live_ops
 from geutil.model.strip.report import Stripped
-from geutil.model.to_graph import Parts
+from geutil.model.to_graph import GraphParts
 from geutil.reroute.tensors import reroute_ts
 from geutil.select.networks import batch_norms, moving_averages
 from geutil.select.networks.batch_norms import SHAPING, BatchMoments
@@ -28,16 +28,15 @@ from geutil.select.walks import get_forward_walk_ops
 
 @dataclass
 class Turned:
-    """What became of the batch norms.
+    """The fate of the batch norms.
 
     Attributes:
-        entries: for the report.
-        updates: the updates of moving averages of norms that were turned: for the name
-            of each the norm.
-        kept_updates: those of norms that were kept, likewise.
+        updates: the updates of moving averages of batch norms that were turned: for the
+            name of each the norm.
+        kept_updates: those of batch norms that were kept, likewise.
         fused: for the name of each fused batch norm the names of the tensors that are
-            its mean and variance now; the attributes of an op in a graph cannot
-            change, so this is for its program.
+            its mean and variance now; the attributes of an op in a graph cannot change,
+            so this is for its program.
     """
 
     entries: list[Stripped] = field(default_factory=list)
@@ -48,33 +47,23 @@ class Turned:
 
 @dataclass(frozen=True, eq=False)
 class _Source:
-    """Where the value of a statistic at inference comes from.
-
-    Attributes:
-        name: the name of the variable.
-        value: what the variable holds.
-    """
+    """Where the value of a statistic at inference comes from."""
 
     name: str
     value: Tensor
 
 
 def turn_batch_norms(
-    parts: Parts, options: StripOptions, variable_names: Mapping[int, str]
+    parts: GraphParts, options: StripOptions, variable_names: Mapping[int, str]
 ) -> Turned:
     """Turn the batch norms of a graph to inference, in place.
 
     Args:
         parts: the graph and its ends.
-        options: norms to keep, and variables for norms that the graph does not tell.
+        options: batch norms to keep, and variables for batch norms that the graph does
+            not tell.
         variable_names: the names of variables by the identity of their handles, those
             in the graph and those outside.
-
-    Raises:
-        ModelError: there is a norm whose moving averages cannot be told; the message
-            lists all of them. The graph may have been changed.
-
-    Cost: linear in ops and edges.
     """
     live, norms = _norms(parts)
     averages = _by_statistic(moving_averages.moving_averages(parts.graph))
@@ -109,12 +98,12 @@ def turn_batch_norms(
 
 
 def _left(
-    parts: Parts,
+    parts: GraphParts,
     options: StripOptions,
     turned: Turned,
     averages: Mapping[Tensor, list[MovingVariable]],
 ) -> list[str]:
-    """Return what still depends on the batch, in words."""
+    """Return the ops that still depend on the batch, in words."""
     live, norms = _norms(parts)
     faults = [
         f"'{norm.name}': its statistics are still read"
@@ -136,7 +125,7 @@ def _left(
     return faults
 
 
-def _norms(parts: Parts) -> tuple[frozenset[Operation], list[BatchMoments]]:
+def _norms(parts: GraphParts) -> tuple[frozenset[Operation], list[BatchMoments]]:
     live = live_ops(parts)
     fed = frozenset(get_forward_walk_ops(list(parts.inputs.values())))
     ordered = [op for op in parts.graph.get_operations() if op in live]
@@ -174,7 +163,7 @@ def _turned(norm: BatchMoments, mean: _Source, variance: _Source) -> Stripped:
 
 
 def _sources(
-    parts: Parts,
+    parts: GraphParts,
     norm: BatchMoments,
     pair: tuple[list[MovingVariable], list[MovingVariable]],
     options: StripOptions,
@@ -219,7 +208,7 @@ def _read(average: MovingVariable) -> Tensor:
 
 
 def _apply(
-    parts: Parts,
+    parts: GraphParts,
     chosen: list[tuple[BatchMoments, _Source, _Source]],
     live: frozenset[Operation],
     turned: Turned,
@@ -244,7 +233,7 @@ def write_fused(graph_def: Any, fused: Mapping[str, tuple[str, str]]) -> None:
         if node.name in fused:
             node.attr["is_training"].b = False
             node.attr.pop("exponential_avg_factor", None)
-            node.input[3], node.input[4] = map(short, fused[node.name])
+            node.input[3], node.input[4] = map(short_name, fused[node.name])
 
 
 def _redirect(

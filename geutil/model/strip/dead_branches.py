@@ -16,7 +16,8 @@ import tensorflow as tf
 from geutil.errors import ModelError
 from geutil.graph.call_graph import functions_of_attributes
 from geutil.graph.types import Tensor
-from geutil.model.programs import ModelProgram, canonical, node_of, nodes_by_name
+from geutil.graph.walks import node_name, tensor_name
+from geutil.model.programs import ModelProgram, nodes_by_name
 from geutil.model.strip.options import StripOptions, keep_of, program_of_parts
 from geutil.model.strip.report import Stripped
 from geutil.model.to_graph import materialize
@@ -40,7 +41,7 @@ KNOWN = frozenset(
         "training_mode",
     )
 )
-"""What switches are called that are found without being named."""
+"""Default names of training switches."""
 _PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefault"))
 
 
@@ -50,7 +51,6 @@ class Switches:
 
     Attributes:
         nodes: the names of the nodes that are constants now.
-        entries: for the report.
     """
 
     nodes: list[str]
@@ -60,23 +60,14 @@ class Switches:
 def set_switches(program: ModelProgram, options: StripOptions) -> Switches:
     """Make the switches of a program constants, in place.
 
-    Args:
-        program: the program; it loses the inputs that are switches.
-        options: names further switches, with their values.
-
     Returns:
         The switches, and boolean inputs that may be some but are not known to be.
-
-    Raises:
-        ModelError: a switch does not exist, or its value does not fit.
-
-    Cost: linear in the nodes.
     """
     nodes = nodes_by_name(program.graph_def)
     values = _named(program, nodes, options.switches)
     entries = []
     for node in program.graph_def.node:
-        if node.op not in _PLACEHOLDERS or canonical(node.name) in program.captures:
+        if node.op not in _PLACEHOLDERS or tensor_name(node.name) in program.captures:
             continue
         if not _may_switch(node) or node.name in values:
             continue
@@ -89,8 +80,8 @@ def set_switches(program: ModelProgram, options: StripOptions) -> Switches:
             entries.append(Stripped("kept", "switch", name, "it is in keep"))
         else:
             values[node.name] = (name, False)
-    for node_name, (name, value) in values.items():
-        node = nodes[node_name]
+    for placeholder, (name, value) in values.items():
+        node = nodes[placeholder]
         _set(node, name, value)
         program.inputs.pop(name, None)
         entries.append(Stripped("removed", "switch", name, f"it is {value} from now"))
@@ -103,7 +94,7 @@ def _named(
     """Return for the node of each switch that the caller names its name and value."""
     values = {}
     for name, value in switches.items():
-        node = node_of(program.inputs.get(name, name))
+        node = node_name(program.inputs.get(name, name))
         if node not in nodes or nodes[node].op not in _PLACEHOLDERS:
             names = [n for n in nodes if nodes[n].op in _PLACEHOLDERS]
             raise ModelError(
@@ -116,7 +107,7 @@ def _named(
 
 def _input_of(program: ModelProgram, node: str) -> str | None:
     for name, tensor in program.inputs.items():
-        if node_of(tensor) == node:
+        if node_name(tensor) == node:
             return name
     return None
 
@@ -163,16 +154,6 @@ def folded(program: ModelProgram, switches: Iterable[str], what: str) -> ModelPr
     Predicates are folded, version 1 conditionals and selections by a scalar are
     rewritten, and functional ones become calls of the branch that runs, which are
     inlined; then there may be more predicates to fold, and so on inwards.
-
-    Args:
-        program: the program, which may be changed.
-        switches: the names of the constants that decide.
-        what: what it is made from, for messages.
-
-    Raises:
-        ModelError: TensorFlow refuses the graph.
-
-    Cost: linear in nodes and edges, for each level of conditionals in conditionals.
     """
     rules = (constant_folding(max_bytes=_SCALAR), dead_branch_folding(), _selection())
     calls = set(_calls(program))
@@ -191,7 +172,7 @@ def folded(program: ModelProgram, switches: Iterable[str], what: str) -> ModelPr
         keep = {f for name in calls & called.keys() for f in called[name]}
         parts = materialize(program, inline=True, keep=keep, what=what)
         program = program_of_parts(parts)
-        # What could not be inlined stays a call.
+        # A call that could not be inlined stays.
         calls |= _calls(program).keys()
 
 
@@ -226,9 +207,9 @@ def _decide(graph_def: Any) -> None:
 
 
 def _constant(nodes: Any, text: str) -> Any:
-    node = nodes[node_of(text)]
+    node = nodes[node_name(text)]
     while node.op == "Identity":
-        node = nodes[node_of(node.input[0])]
+        node = nodes[node_name(node.input[0])]
     return tf.make_ndarray(node.attr["value"].tensor) if node.op == "Const" else None
 
 

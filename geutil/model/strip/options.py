@@ -14,12 +14,12 @@ from geutil.graph.types import Operation, as_list, is_in_scope
 from geutil.model.core import EditableModel
 from geutil.model.programs import ModelProgram
 from geutil.model.sources.objects import program_of_graph
-from geutil.model.to_graph import Parts
+from geutil.model.to_graph import GraphParts
 from geutil.select import names
 from geutil.select.walks import get_backward_walk_ops
 
 
-def program_of_parts(parts: Parts) -> ModelProgram:
+def program_of_parts(parts: GraphParts) -> ModelProgram:
     """Return the program of a graph and its ends, as they are now."""
     program = program_of_graph(
         parts.graph,
@@ -31,19 +31,19 @@ def program_of_parts(parts: Parts) -> ModelProgram:
     return program
 
 
-def keep_of(parts: Parts) -> list[Any]:
+def keep_of(parts: GraphParts) -> list[Any]:
     """Return the ends of a graph, which rewriting must leave."""
     return [*parts.inputs.values(), *parts.sinks.values(), parts.side_effects]
 
 
-def live_ops(parts: Parts) -> frozenset[Operation]:
+def live_ops(parts: GraphParts) -> frozenset[Operation]:
     """Return the ops that the values of the outputs are computed by."""
     return frozenset(get_backward_walk_ops(list(parts.sinks.values())))
 
 
 @dataclass(frozen=True)
 class StripOptions:
-    """What to do apart from what the graph tells.
+    """The caller's choices, which the graph does not tell.
 
     Attributes:
         switches: the value for each input or placeholder that is to be a constant.
@@ -71,11 +71,7 @@ def checked_options(
     keep: Iterable[Any],
     neutral: Mapping[str, Any] | None,
 ) -> StripOptions:
-    """Return the options.
-
-    Raises:
-        ModelError: a name is not in the model.
-    """
+    """Return the options."""
     scopes = [scope for item in as_list(keep) for scope in _scopes(model, item)]
     op_names = {op.name for op in model.graph.get_operations()}
     inputs = {t.op.name for t in model.inputs.values()}

@@ -13,12 +13,12 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class Stripped:
-    """One candidate that serves training, and its outcome.
+    """One part that serves training, and its fate.
 
     Attributes:
         action: "removed"; "turned" into its form at inference; or "kept".
-        kind: "switch", "dropout", "noise", "random", "batch norm", "diagnostic",
-            "side effect", "input", "variable" or "body".
+        kind: "switch", "dropout", "noise", "random", "batch norm", "diagnostic", "side
+            effect", "input", "variable" or "body".
         name: the op, input or variable.
         reason: why.
         keras_layer: the path of the Keras layer that it is in; "" if there is none.
@@ -42,7 +42,7 @@ class Stripped:
 
 @dataclass(frozen=True)
 class StripReport(Shown):
-    """The report of `Model.strip_training`: removed and kept candidates with reasons.
+    """The changes and omissions of `Model.strip_training`, each with the reason.
 
     Attributes:
         entries: one for each candidate, in the order in which they were decided.
@@ -59,12 +59,12 @@ class StripReport(Shown):
 
     @property
     def removed(self) -> tuple[Stripped, ...]:
-        """The removed candidates."""
+        """The parts that were removed."""
         return self._by("removed")
 
     @property
     def turned(self) -> tuple[Stripped, ...]:
-        """The candidates turned into their form at inference."""
+        """The parts that were turned into their form at inference."""
         return self._by("turned")
 
     @property

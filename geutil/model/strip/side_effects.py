@@ -2,7 +2,7 @@
 
 Which stay, since outputs need them, and which are dropped with all that served them.
 
-What writes a variable that nothing reads, or reports and asserts, serves training and
+Writes of variables that nothing reads, reports and assertions serve training and
 diagnosis alone.
 """
 
@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 
 from geutil.graph.call_graph import Effects, functions_of_attributes
 from geutil.graph.op_types import ENTERS, MERGES, RANDOM_STATE, is_random
+from geutil.graph.walks import node_name
 from geutil.model import programs
 from geutil.model.programs import ModelProgram
 from geutil.model.strip.options import StripOptions
@@ -23,25 +24,18 @@ _SWITCHES = frozenset(("RefSwitch", "Switch", "_SwitchN"))
 
 
 def prune(program: ModelProgram, dropped: Iterable[str], kept: Iterable[str]) -> None:
-    """Drop nodes, and what outputs and the effects that stay do not need, in place.
+    """Drop nodes, and those that outputs and kept effects do not need, in place.
 
     A node is waited for no more, unless an effect that stays happens before it, its
     value is needed anyway, or it decides whether the waiting node runs: the branches
     and loops of version 1 are held together by such edges.
-
-    Args:
-        program: the program.
-        dropped: the names of nodes whose outputs nobody reads.
-        kept: the names of the nodes whose effects stay.
-
-    Cost: linear in nodes and edges.
     """
     graph_def = programs.subgraph(program.graph_def, program.graph_def.node)
     nodes = programs.nodes_by_name(graph_def)
     effects = list(kept)
-    stops = [programs.node_of(t) for t in program.captures]
-    roots = [*map(programs.node_of, program.outputs.values()), *effects]
-    needed = _behind(nodes, roots)
+    stops = [node_name(t) for t in program.captures]
+    roots = [*map(node_name, program.outputs.values()), *effects]
+    needed = programs.values_behind(nodes, roots)
     # Nobody needs what is computed from a dropped node; it can only be waited for.
     emptied = programs.nodes_ahead(graph_def, dropped, data_only=True)
     for name in emptied:
@@ -52,16 +46,16 @@ def prune(program: ModelProgram, dropped: Iterable[str], kept: Iterable[str]) ->
     awaited |= programs.nodes_ahead(
         graph_def, _of_types(graph_def, _SWITCHES), until=MERGES
     )
-    awaited_or_needed = awaited | needed
+    awaited_or_needed = awaited | needed.keys()
     for node in graph_def.node:
-        # What an emptied node read, it need not wait for.
+        # An emptied node need not wait for its old inputs.
         before = awaited if node.name in emptied else awaited_or_needed
-        inputs = [t for t in node.input if t[0] != "^" or programs.node_of(t) in before]
+        inputs = [t for t in node.input if t[0] != "^" or node_name(t) in before]
         if len(inputs) < len(node.input):
             del node.input[:]
             node.input.extend(inputs)
     program.side_effects = [n for n in program.side_effects if n in effective]
-    unread = map(programs.node_of, program.inputs.values())
+    unread = map(node_name, program.inputs.values())
     ends = [*roots, *program.side_effects, *unread]
     program.graph_def = programs.subgraph(
         graph_def, programs.nodes_behind(graph_def, ends, stops)
@@ -70,22 +64,9 @@ def prune(program: ModelProgram, dropped: Iterable[str], kept: Iterable[str]) ->
 
 def _as_no_op(node: Any) -> None:
     """Make a node one that only waits, for all that it waited for or read."""
-    before = list(dict.fromkeys(programs.node_of(text) for text in node.input))
+    before = list(dict.fromkeys(node_name(text) for text in node.input))
     node.CopyFrom(type(node)(name=node.name, op="NoOp", device=node.device))
     node.input.extend(f"^{name}" for name in before)
-
-
-def _behind(nodes: dict[str, Any], names: list[str]) -> set[str]:
-    """Return the nodes that the values of nodes depend on."""
-    waiting = list(names)
-    needed_names = set(waiting)
-    while waiting:
-        for text in nodes[waiting.pop()].input:
-            before = programs.node_of(text)
-            if text[0] != "^" and before not in needed_names:
-                needed_names.add(before)
-                waiting.append(before)
-    return needed_names
 
 
 def _of_types(graph_def: Any, types: frozenset[str]) -> list[str]:
@@ -145,9 +126,6 @@ def is_write(node: Any) -> bool:
 class EffectKinds:
     """Tells of each node which kinds of effects it has.
 
-    Args:
-        functions: the definitions of the functions that nodes may call.
-
     Cost: linear in the nodes of the functions, once.
     """
 
@@ -201,7 +179,7 @@ _HANDING_ON = frozenset(("Enter", "Identity", "Switch"))
 
 @dataclass
 class Known:
-    """What is known of side effects before their graph is looked at.
+    """Known facts of side effects before their graph is looked at.
 
     Attributes:
         dropped: for nodes that go in any case the reason.
@@ -223,7 +201,6 @@ class Decision:
     Attributes:
         dropped: the names of those that go.
         kept: the names of those that stay.
-        entries: for the report.
     """
 
     dropped: list[str]
@@ -234,10 +211,7 @@ class Decision:
 def decide_effects(
     program: ModelProgram, options: StripOptions, known_effects: Known
 ) -> Decision:
-    """Decide about each node with a side effect that a call of a program runs.
-
-    Cost: linear in nodes and edges, function bodies included.
-    """
+    """Decide about each node with a side effect that a call of a program runs."""
     return _Decider(program, options, known_effects).decide()
 
 
@@ -253,8 +227,8 @@ class _Decider:
         graph_def = program.graph_def
         functions = {f.signature.name: f for f in graph_def.library.function}
         self._nodes = programs.nodes_by_name(graph_def)
-        self._outputs = [programs.node_of(t) for t in program.outputs.values()]
-        self._handles = frozenset(programs.node_of(t) for t in program.captures)
+        self._outputs = [node_name(t) for t in program.outputs.values()]
+        self._handles = frozenset(node_name(t) for t in program.captures)
         ends = [*self._outputs, *program.side_effects]
         self._running = programs.nodes_behind(graph_def, ends, self._handles)
         self._options = options
@@ -268,7 +242,7 @@ class _Decider:
         self._kept: dict[str, Stripped | None] = {}
 
     def decide(self) -> Decision:
-        """Decide about each node: first what stays for sure, then pending writes."""
+        """Decide about each node: first those that surely stay, then pending writes."""
         self._need(self._outputs)
         for node in self._running:
             kinds = self._kinds.of(node)
@@ -326,7 +300,7 @@ class _Decider:
             self._pending.setdefault(variable, []).append(node.name)
 
     def _need(self, names: Iterable[str]) -> None:
-        """Take in what nodes are computed from; keep what writes what that reads."""
+        """Take in the ancestors of nodes; keep writes of variables that they read."""
         waiting = list(names)
         while waiting:
             name = waiting.pop()
@@ -337,7 +311,7 @@ class _Decider:
                 dropped = self._dropped.pop(name)
                 self._keep(name, dropped.kind, "what stays reads what it gives")
             node = self._nodes[name]
-            before = [programs.node_of(text) for text in node.input if text[0] != "^"]
+            before = [node_name(text) for text in node.input if text[0] != "^"]
             if name in self._handles:
                 continue
             waiting.extend(before)
@@ -363,9 +337,9 @@ class _Decider:
 
     def _variable(self, node: Any) -> str:
         """Return the node of the handle that a node writes to."""
-        before = self._nodes[programs.node_of(node.input[0])]
+        before = self._nodes[node_name(node.input[0])]
         while before.op in _HANDING_ON and before.name not in self._handles:
-            before = self._nodes[programs.node_of(before.input[0])]
+            before = self._nodes[node_name(before.input[0])]
         return str(before.name)
 
     def _shown(self, variable: str) -> str:

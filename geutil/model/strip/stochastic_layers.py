@@ -13,7 +13,7 @@ from geutil.graph.types import Operation, Tensor
 from geutil.model.strip.options import StripOptions, keep_of
 from geutil.model.strip.report import Stripped
 from geutil.model.strip.side_effects import PASSING
-from geutil.model.to_graph import Parts
+from geutil.model.to_graph import GraphParts
 from geutil.rewrite import Any as AnyTensor
 from geutil.rewrite import Match, Op, RewriteReport, Rule, rewrite
 from geutil.rewrite.rules.dropout import dropout_removal
@@ -26,10 +26,9 @@ _DROPOUT = "dropout_removal"
 
 @dataclass
 class Bypassed:
-    """What was bypassed.
+    """The ops that were bypassed.
 
     Attributes:
-        entries: for the report.
         generators: the ops that yield the handles of the variables which the random
             numbers of the bypassed ops were seeded from.
     """
@@ -38,14 +37,8 @@ class Bypassed:
     generators: list[Operation] = field(default_factory=list)
 
 
-def set_neutral(parts: Parts, options: StripOptions) -> Bypassed:
-    """Let ops yield the values that the caller says they have at inference, in place.
-
-    Raises:
-        ModelError: a value does not fit its op.
-
-    Cost: as `geutil.rewrite.rewrite`.
-    """
+def set_neutral(parts: GraphParts, options: StripOptions) -> Bypassed:
+    """Let ops yield the values that the caller gives for inference, in place."""
     if not options.neutral:
         return Bypassed()
 
@@ -79,7 +72,7 @@ def set_neutral(parts: Parts, options: StripOptions) -> Bypassed:
 
 
 def _neutral(op: Operation, value: Any) -> Tensor | str:
-    """Return what an op yields at inference, or why it cannot."""
+    """Return the result of an op at inference, or why there is none."""
     if len(op.outputs) != 1:
         return f"it has {len(op.outputs)} results; name an op with one"
     (result,) = op.outputs
@@ -100,11 +93,8 @@ def _neutral(op: Operation, value: Any) -> Tensor | str:
     return tf.fill(op.inputs[0] if is_told else tf.shape(result), number)
 
 
-def bypass_layers(parts: Parts, options: StripOptions) -> Bypassed:
-    """Let dropout, noise and checks pass on what they get, in place.
-
-    Cost: as `geutil.rewrite.rewrite`.
-    """
+def bypass_layers(parts: GraphParts, options: StripOptions) -> Bypassed:
+    """Let dropout, noise and checks pass on their input, in place."""
     check = Rule(
         Op(PASSING, AnyTensor("x"), ...), lambda match: match["x"], name=_CHECK
     )
@@ -128,7 +118,7 @@ def _kind(rule: str) -> str:
     return "dropout" if rule.startswith(_DROPOUT) else "noise"
 
 
-def _generators(parts: Parts, report: RewriteReport) -> list[Operation]:
+def _generators(parts: GraphParts, report: RewriteReport) -> list[Operation]:
     """Return the handles that the seeds of bypassed random ops are read from."""
     seeds = []
     for done in report.rewritten:

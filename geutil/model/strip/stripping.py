@@ -1,4 +1,4 @@
-"""Stripping: a model without what serves its training, in its functions, too."""
+"""Stripping: a model without the parts that serve training, in its functions, too."""
 
 from __future__ import annotations
 
@@ -8,25 +8,23 @@ from typing import Any
 
 from geutil.graph.functions import bindings
 from geutil.graph.op_types import FUSED_NORMS, is_random
+from geutil.graph.walks import node_name
 from geutil.model.core import EditableModel, M
-from geutil.model.programs import ModelProgram, node_of, nodes_behind
+from geutil.model.programs import ModelProgram, nodes_behind
 from geutil.model.strip import batch_norm_inference, dead_branches, side_effects
 from geutil.model.strip.batch_norm_inference import Turned
 from geutil.model.strip.options import StripOptions, checked_options, program_of_parts
 from geutil.model.strip.report import Stripped, StripReport
 from geutil.model.strip.side_effects import DIAGNOSTICS, EffectKinds, Known
 from geutil.model.strip.stochastic_layers import Bypassed, bypass_layers, set_neutral
-from geutil.model.to_graph import Parts, materialize
+from geutil.model.to_graph import GraphParts, materialize
 from geutil.select.names import LayerNames
 
 _SHOWN = 5
 
 
 def candidates_in_bodies(graph_def: Any) -> list[Stripped]:
-    """Return an entry for each node whose functions hold what would be stripped.
-
-    Cost: linear in the nodes, and for each node that calls functions in their nodes.
-    """
+    """Return an entry for each node whose functions hold strippable parts."""
     functions = {f.signature.name: f for f in graph_def.library.function}
     kinds = EffectKinds(functions)
     entries = []
@@ -81,7 +79,7 @@ def strip_training(
     keep: Iterable[str],
     neutral: Mapping[str, Any] | None,
 ) -> M:
-    """Return a model without what serves training; see `Model.strip_training`."""
+    """Return a model without the parts for training; see `Model.strip_training`."""
     options = checked_options(model, switches, statistics, keep, neutral)
     names = {id(v.handle): name for name, v in model.variables.items()}
     original = model.program(checked=False)
@@ -133,12 +131,12 @@ def _without_switches(
 
 def _known(
     model: EditableModel,
-    parts: Parts,
+    parts: GraphParts,
     names: Mapping[int, str],
     turned: Turned,
     bypassed: Bypassed,
 ) -> Known:
-    """Return what is known of side effects from what was done before."""
+    """Return the known facts of side effects from the earlier steps."""
     inside = {id(outside): t.op.name for outside, t in bindings(parts.graph)}
     elsewhere = {
         inside[handle]: signature
@@ -167,13 +165,13 @@ def _captured_elsewhere(model: EditableModel) -> dict[int, str]:
 
 
 def _drop_inputs(original: ModelProgram, program: ModelProgram) -> list[Stripped]:
-    """Drop the inputs that only what was stripped needed, in place."""
+    """Drop the inputs that only stripped parts needed, in place."""
     before = {node.name for node in _needed(original).node}
     after = {node.name for node in _needed(program).node}
     gone = [
         name
         for name, t in program.inputs.items()
-        if node_of(t) in before and node_of(t) not in after
+        if node_name(t) in before and node_name(t) not in after
     ]
     for name in gone:
         del program.inputs[name]
@@ -182,9 +180,9 @@ def _drop_inputs(original: ModelProgram, program: ModelProgram) -> list[Stripped
 
 
 def _needed(program: ModelProgram) -> Any:
-    """Return the graph of what a call of a program runs."""
-    ends = [*map(node_of, program.outputs.values()), *program.side_effects]
-    stops = [node_of(t) for t in program.captures]
+    """Return the graph that a call of a program runs."""
+    ends = [*map(node_name, program.outputs.values()), *program.side_effects]
+    stops = [node_name(t) for t in program.captures]
     graph_def = type(program.graph_def)()
     graph_def.node.extend(nodes_behind(program.graph_def, ends, stops))
     graph_def.library.CopyFrom(program.graph_def.library)
@@ -194,7 +192,7 @@ def _needed(program: ModelProgram) -> Any:
 def _unread_variables(model: EditableModel, program: ModelProgram) -> list[Stripped]:
     """Return the variables that no signature uses any more."""
     running = {node.name for node in _needed(program).node}
-    used = {id(e) for t, e in program.captures.items() if node_of(t) in running}
+    used = {id(e) for t, e in program.captures.items() if node_name(t) in running}
     used |= _captured_elsewhere(model).keys()
     return [
         Stripped("removed", "variable", name, "no signature uses it")

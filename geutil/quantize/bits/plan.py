@@ -14,6 +14,7 @@ from typing import Any
 from geutil.errors import QuantizeError
 from geutil.notebook_display import Shown
 from geutil.quantize.spec import Override, Spec, check_bits
+from geutil.writing import written_atomically
 
 _KIND, _VERSION = "geutil.quantize.BitPlan", 1
 
@@ -181,7 +182,8 @@ class BitPlan(Shown):
         if path.exists() and not overwrite:
             raise QuantizeError(f"'{path}' exists; pass overwrite=True to replace it")
         content = {"kind": _KIND, "version": _VERSION, **asdict(self)}
-        path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+        with written_atomically(path, overwrite=True) as new:
+            new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
         return path
 
     @classmethod

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 import tensorflow as tf
 
+from geutil.data_files import is_unscaled, unscaled
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.types import Graph, Tensor, is_func_graph, type_name
 from geutil.notebook_display import Shown
@@ -32,12 +33,15 @@ _logger = logging.getLogger("geutil")
 Sample = dict[str, Any]
 
 
-def batches(dataset: Any, inputs: Mapping[str, Tensor]) -> Iterator[Sample]:
+def batches(
+    dataset: Any, inputs: Mapping[str, Tensor], seen: data.InputsSeen | None = None
+) -> Iterator[Sample]:
     """Yield the batches of a dataset as tensors by the name of the input.
 
     Args:
         dataset: the data; see `geutil.select.networks.data.batches`.
         inputs: the inputs of the model by name.
+        seen: takes in the values that are given.
 
     Raises:
         ArgumentTypeError: the dataset is nothing that can be taken for batches.
@@ -45,6 +49,9 @@ def batches(dataset: Any, inputs: Mapping[str, Tensor]) -> Iterator[Sample]:
             there are no batches.
     """
     for index, batch in enumerate(data.batches(dataset, inputs, QuantizeError)):
+        if seen is not None:
+            for name, t in inputs.items():
+                seen.add(name, batch[name], t.dtype.name)
         yield {n: _fitting(n, t, batch[n], index) for n, t in inputs.items()}
 
 
@@ -94,6 +101,8 @@ class CalibrationReport(Shown):
         in_blocks: the names of ranges of blocks.
         narrow: the inputs that ops such as a concat join in a range with values that
             are far larger, so that they get fewer than 16 steps of it.
+        inputs: the values that each input was given, and the type that the network saw
+            them in; a mean near 127 is that of images that were not scaled.
     """
 
     ranges: Mapping[str, Range]
@@ -106,6 +115,7 @@ class CalibrationReport(Shown):
     whole: str = ""
     in_blocks: tuple[str, ...] = ()
     narrow: tuple[NarrowInput, ...] = ()
+    inputs: tuple[data.InputSeen, ...] = ()
 
     def __str__(self) -> str:
         """Return the report as lines: how, then each range, then each layer."""
@@ -116,6 +126,7 @@ class CalibrationReport(Shown):
             lines.append(f"  noise / variance: {', '.join(tried)}")
         if self.whole:
             lines.append(f"  one method for all ranges: {self.whole}")
+        lines += [f"  input '{entry.name}': {entry}" for entry in self.inputs]
         lines += [f"  too narrow: {entry}" for entry in self.narrow]
         width = max(map(len, self.ranges), default=0)
         for name in self.ranges:
@@ -248,6 +259,7 @@ def calibrate(
         >>> _ = quantize(m, is_training=False)
         >>> print(calibrate(m, [{"x": [[-1.0, 0.0, 3.0]]}], method="min_max"))
         3 range(s) set, min_max of 1 batch(es)
+          input 'x': given float64, -1 to 3, mean 0.6667; the network saw float32
           dense/weights_quant  -1 to 1, 3 channels
           x/input_quant        -1 to 3
           dense/act_quant      -1 to 3
@@ -281,9 +293,9 @@ def _calibrated(
     collection = Collection(model, others, method, settings, progress)
     kept_samples: list[Sample] = []
     total = data.count_of(dataset, model.inputs)
-    for sample in counted(
-        batches(dataset, model.inputs), total, progress, "calibrating"
-    ):
+    seen = data.InputsSeen()
+    samples = batches(dataset, model.inputs, seen)
+    for sample in counted(samples, total, progress, "calibrating"):
         collection.add(sample)
         if not choice.is_plain and _size(kept_samples) < _MOST_SAMPLES:
             kept_samples.append(sample)
@@ -304,6 +316,11 @@ def _calibrated(
     narrow = collection.narrow(range_by_name)
     for entry in narrow:
         _logger.warning("calibrate: %s", entry)
+    inputs = seen.entries()
+    for given in inputs:
+        # Headers of files were told of before.
+        if not data.is_of_files(dataset) and is_unscaled(given.given, given.seen):
+            _logger.warning("calibrate: %s", unscaled(given.name, given.given))
     return CalibrationReport(
         ranges,
         collection.count,
@@ -315,6 +332,7 @@ def _calibrated(
         chosen.whole,
         in_blocks,
         narrow,
+        inputs,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from geutil.quantize.int8.converting import deployed, float_ops, missed
 from geutil.quantize.int8.layer_noise import LayerNoise, NoiseMeter, layer_lines
 from geutil.quantize.int8.running import Runner
 from geutil.quantize.joined_inputs import Part, are_uneven, parts_of
+from geutil.select.networks.outputs import ATOL, Motion, Movement, rows_of
 from geutil.tflite import LiteOp
 from geutil.tflite.names import file_names
 
@@ -41,6 +42,9 @@ class OutputSteps:
         width: how many steps the values of the model take, zero among them.
         parts: of a concat the same for each input, under the name of its op, if some
             take 16 times as much of the range as others. Of floats each has its steps.
+        motion: how much the output of the model moves with the samples; None if that is
+            not known. Where it is no more than a step or 1e-6, agreement proves
+            nothing.
     """
 
     output: str
@@ -50,11 +54,16 @@ class OutputSteps:
     agreeing: int
     width: float = 0.0
     parts: tuple[OutputSteps, ...] = ()
+    motion: Motion | None = None
 
     def __str__(self) -> str:
+        motion = ""
+        if self.motion is not None:
+            motion = self.motion.told(0.0, max(self.step, ATOL))
         return (
             f"within 1 step: {self.share(1):.4%}, most: {self.most}, same largest: "
             f"{self.agreeing} of {self.clear} (step {self.step:.4g})"
+            f"{'; ' if motion else ''}{motion}"
         )
 
     @property
@@ -178,6 +187,7 @@ def compare_int8(
         name: _Tally(name, runner.quantization(name), parts_of(tensor))
         for name, tensor in model.outputs.items()
     }
+    movements = {name: Movement() for name in tallies}
     inputs, outputs = file_names(list(model.inputs)), file_names(list(model.outputs))
     in_float = float_ops(runner.file)
     samples = 0
@@ -191,12 +201,17 @@ def compare_int8(
         )
         file_outputs = runner.run(stored)
         for name, tally in tallies.items():
-            tally.add(model_outputs[outputs[name]].numpy(), file_outputs[name])
+            values = model_outputs[outputs[name]].numpy()
+            tally.add(values, file_outputs[name])
+            movements[name].add(values, rows_of(sample))
         if meter is not None:
             meter.add(sample, rounded_inputs)
         samples += len(next(iter(sample.values()))) if sample else 1
     return Int8Comparison(
-        tuple(tally.entry() for tally in tallies.values()),
+        tuple(
+            replace(tally.entry(), motion=movements[name].entry())
+            for name, tally in tallies.items()
+        ),
         samples,
         tuple(map(_told, in_float)),
         tuple(map(_told, missed(model, in_float))),

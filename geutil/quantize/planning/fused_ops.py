@@ -454,7 +454,8 @@ class Moved:
     """A convolution between two moves, which only such read the inside of.
 
     SpaceToBatch forwards every n-th row and column as an image of its own, an ordinary
-    convolution follows, and BatchToSpace puts the rows and columns back.
+    convolution follows, with or without a bias, and BatchToSpace puts the rows and
+    columns back.
 
     Attributes:
         spread: the SpaceToBatchND before it.
@@ -505,6 +506,8 @@ def _moved_behind(spread: Operation, reader: Operation, live: Liveness) -> Moved
     if middle is None or not _is_plain(middle):
         return None
     end = _only_reader(middle, live)
+    if end is not None and end.type == "BiasAdd":
+        end = _only_reader(end, live)
     if end is not None and axis is not None:
         removed = end.get_attr("squeeze_dims") if end.type == "Squeeze" else []
         removes = [_positive(index) for index in removed] == [axis]

@@ -363,11 +363,14 @@ class _PointPlanner(Drafts):
         for tensor in inputs:
             if tensor not in self.drafts and self._is_input(tensor):
                 self.input(tensor, tensor.op, None)
-        for tensor in self.network.results:
-            if tensor in self.carried or not self.network.is_data(tensor):
+        for tensor in network.results:
+            if tensor in self.carried or not network.is_data(tensor):
                 continue
             if tensor in self.origin:
-                self.demand(*self.origin[tensor][1])
+                source, edge = self.origin[tensor]
+                # Results of bodies that are not looked into stay as they are.
+                if not network.obstacle(source.op):
+                    self.demand(*edge)
             elif not self.refusal(tensor.op):
                 spec = self.overrides.spec([tensor.op])
                 self.quantize(tensor, tensor.op, "output_quant", spec)

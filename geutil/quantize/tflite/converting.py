@@ -38,6 +38,7 @@ from geutil.quantize.tflite.stored_weights import (
 )
 from geutil.select.networks.layers import layer_of
 from geutil.select.networks.provenance import Origins
+from geutil.tflite.runtimes import name_runtime
 from geutil.tflite.speed import slow_ops
 
 _logger = logging.getLogger("geutil")
@@ -364,6 +365,5 @@ def _lowered(model: Any, scheme: Scheme) -> tuple[bytes, list[LeftInFloat]]:
     if matrices:
         block_weights.warn_of_runtime()
     file.strip()
-    # It is that of the float file, and no table tells that of other kernels.
-    file.metadata.pop("min_runtime_version", None)
+    name_runtime(file)
     return file.to_bytes(), left

@@ -520,7 +520,9 @@ class _Lowering:
         if own is None:
             return stored
         is_stored = stored.dtype == self._width.dtype
-        if is_stored and (steps is None or _same(own, steps)):
+        # FILL compares steps to the last bit, and those of constants can be any.
+        is_exact = steps is None or own == steps
+        if is_stored and (is_exact or (value is None and _same(own, steps))):
             return stored
         if value is None:
             other = self._new(stored, steps or own)

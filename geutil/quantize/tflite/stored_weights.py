@@ -17,6 +17,7 @@ import numpy as np
 
 from geutil.tflite import LiteGraph, LiteOp, LiteTensor, Quantization
 from geutil.tflite.names import called, sources_of
+from geutil.tflite.versions import version_of
 
 Array = np.ndarray[Any, Any]
 
@@ -45,16 +46,11 @@ class LeftInFloat:
 _MIDDLES = {"uint4": 8, "uint8": 128, "uint16": 32768, "int4": 0, "int8": 0, "int16": 0}
 """What an unsigned type adds to integers that are stored with a sign."""
 _MOVING = ("RESHAPE", "TRANSPOSE")
-_DEQUANTIZE_VERSION = 6
 _HYBRID_VERSIONS = {"CONV_2D": 5, "FULLY_CONNECTED": 9}
 """Kinds of ops that round their data while they run, for weights of 8 bits."""
 _SLOW_HYBRIDS = ("DEPTHWISE_CONV_2D",)
 """Kinds whose kernels for that take longer than those in float."""
-_INT4_VERSIONS = {
-    "CONV_2D": 7,
-    "DEQUANTIZE": _DEQUANTIZE_VERSION,
-    "FULLY_CONNECTED": 10,
-}
+_INT4_VERSIONS = {"CONV_2D": 7, "DEQUANTIZE": 6, "FULLY_CONNECTED": 10}
 """Kinds of ops that read weights of 4 bits, and the versions of their kernels."""
 _MOST_IN_4_BITS = 7
 """4 bits hold -7 to 7 without the one that has no counterpart."""
@@ -104,14 +100,13 @@ def _move_constants(graph: LiteGraph) -> None:
     for op in graph.ops:
         if op.kind == "DEQUANTIZE" and op.reads[0].stored_bytes:
             source_of[op.outputs[0]] = op.reads[0]
-            # The converter's has that of unsigned integers.
-            op.version = max(op.version, _DEQUANTIZE_VERSION)
+            op.version = version_of(op)
         elif op.kind in _MOVING and op.reads[0] in source_of:
             moved = _moved(op, source_of[op.reads[0]])
             if moved is not None:
                 source_of[op.outputs[0]] = moved
-                version = _DEQUANTIZE_VERSION
-                op = LiteOp("DEQUANTIZE", [moved], op.outputs, version=version)
+                op = LiteOp("DEQUANTIZE", [moved], op.outputs)
+                op.version = version_of(op)
         ops.append(op)
     graph.set_ops(ops)
 
@@ -169,7 +164,8 @@ def pack_weights(graph: LiteGraph) -> None:
     """
     for tensor in graph.tensors:
         value = tensor.value if tensor.dtype == "int8" else None
-        if value is None or np.abs(value).max(initial=0) > _MOST_IN_4_BITS:
+        # In 8 bits -128 is its own absolute value.
+        if value is None or np.abs(value.astype(int)).max(initial=0) > _MOST_IN_4_BITS:
             continue
         readers = tensor.consumers
         if readers and all(_takes_4_bits(op, tensor, value) for op in readers):

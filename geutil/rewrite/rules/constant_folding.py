@@ -45,9 +45,9 @@ def constant_folding(
 ) -> Rule:
     """Return a rule that replaces an op that depends on constants alone by its value.
 
-    The op is folded together with the ops above it, and TensorFlow computes them on
-    the CPU. Larger subgraphs are folded from the top down, piece by piece. The new
-    constant gets the control inputs of the folded ops.
+    The op is folded together with the ops above it, and TensorFlow computes them on the
+    CPU. Larger subgraphs are folded from the top down, piece by piece. The new constant
+    waits for the control inputs of the folded ops.
 
     Never folded: stateful ops (variables, assertions), random ops, ops that call
     functions, placeholders, fake quantization, references, resources and variants, ops
@@ -86,9 +86,9 @@ def constant_folding(
     def fold(match: Match) -> Replaced:
         return _fold(_found(match), match.root)
 
-    def _found(match: Match) -> _Subgraph:
+    def _found(match: Match) -> _ConstantPart:
         subgraph = _subgraph(match.root, max_ops, excluded)
-        return subgraph or _Subgraph([], [])
+        return subgraph or _ConstantPart([], [])
 
     return Rule(
         Op(depends_on_constants), fold, objection, "constant_folding", reach=max_ops
@@ -96,7 +96,7 @@ def constant_folding(
 
 
 @dataclass(frozen=True, eq=False)
-class _Subgraph:
+class _ConstantPart:
     """Ops to fold, the last first, and the constants that they begin with."""
 
     ops: list[Operation]
@@ -105,8 +105,8 @@ class _Subgraph:
 
 def _subgraph(
     root: Operation, max_ops: int, excluded: Collection[str]
-) -> _Subgraph | None:
-    """Return what `root` depends on, or None unless that is few ops and constants."""
+) -> _ConstantPart | None:
+    """Return the ancestors of `root`, or None unless they are few ops and constants."""
     ops: dict[Operation, None] = {root: None}
     constants: dict[Operation, None] = {}
     queue = [root]
@@ -128,7 +128,7 @@ def _subgraph(
                 return None
     if not all(op.type == "Identity" or is_foldable(op) for op in ops):
         return None
-    return _Subgraph(list(ops), list(constants))
+    return _ConstantPart(list(ops), list(constants))
 
 
 def is_foldable(op: Operation) -> bool:
@@ -152,7 +152,7 @@ def is_pure(op_def: Any, attributes: Any) -> bool:
     )
 
 
-def _objection(subgraph: _Subgraph, root: Operation, max_bytes: int) -> str | None:
+def _objection(subgraph: _ConstantPart, root: Operation, max_bytes: int) -> str | None:
     for op in (*subgraph.ops, *subgraph.constants):
         if adjacency.control_flow_context(op) is not adjacency.control_flow_context(
             root
@@ -168,7 +168,7 @@ def _objection(subgraph: _Subgraph, root: Operation, max_bytes: int) -> str | No
     return None
 
 
-def _fold(subgraph: _Subgraph, root: Operation) -> Replaced:
+def _fold(subgraph: _ConstantPart, root: Operation) -> Replaced:
     """Return constants in the place of an op's outputs, or why there are none."""
     try:
         values = _evaluate(subgraph, root)
@@ -187,7 +187,7 @@ def _fold(subgraph: _Subgraph, root: Operation) -> Replaced:
         ]
 
 
-def _evaluate(subgraph: _Subgraph, root: Operation) -> list[np.ndarray]:
+def _evaluate(subgraph: _ConstantPart, root: Operation) -> list[np.ndarray]:
     graph_def = creation.graph_def_of(root.graph, [*subgraph.constants, *subgraph.ops])
     names: list[str] = [tensor.name for tensor in root.outputs]
     with exact_session(on_cpu(graph_def)) as session:

@@ -21,7 +21,7 @@ def dead_branch_folding() -> tuple[Rule, ...]:
     """Return rules that keep the branch that runs, where a constant decides.
 
     - An If or StatelessIf becomes a call of its branch.
-    - Of version 1 conditionals, the readers of a Merge read the branch that runs, and
+    - Of version 1 conditionals, whoever reads a Merge reads the branch that runs, and
       that branch reads the inputs of its Switch ops. The other branch stays, without
       readers.
 
@@ -108,7 +108,7 @@ def _live_output(switch: Operation) -> Tensor:
 
 
 def _passed_on(match: Match) -> Replaced:
-    """Let readers of the live output read what is switched; the dead one stays."""
+    """Let readers of the live output read the Switch's input; the dead one stays."""
     live = _live_output(match.root)
     return [match["data"] if t is live else None for t in match.root.outputs]
 
@@ -147,7 +147,7 @@ def _dead_input(tensors: list[Tensor]) -> int | None:
 
 
 def _grow(queue: list[Tensor], tensor: Tensor, seen: set[Operation]) -> bool:
-    """Queue what a tensor depends on; tell whether it is dead."""
+    """Queue the ancestors of a tensor; tell whether it is dead."""
     op = tensor.op
     if op.type in SWITCHES:
         return Const().accepts(op.inputs[1]) and tensor is not _live_output(op)
@@ -156,7 +156,7 @@ def _grow(queue: list[Tensor], tensor: Tensor, seen: set[Operation]) -> bool:
     seen.add(op)
     if op.type not in ("Merge", "RefMerge"):
         queue.extend(op.inputs)
-        # What a control input waits for decides too; any of its outputs tells.
+        # The op of a control input decides too; any of its outputs tells.
         queue.extend(
             c.outputs[0]
             for c in op.control_inputs

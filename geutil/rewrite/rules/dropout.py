@@ -1,4 +1,4 @@
-"""Dropout removal: what dropout does at inference, which is nothing."""
+"""Dropout removal: at inference, dropout does nothing."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ _TOLERANCE = 1e-2
 def dropout_removal() -> tuple[Rule, ...]:
     """Return rules that let dropout pass its input on.
 
-    They recognize the ops of these:
+    They know the ops that these build:
 
     - Keras 3 (`Dropout`, `SpatialDropout*` with training=True), `tf.nn.dropout`,
-      `tf.nn.experimental.stateless_dropout` and `general_dropout`:
-      `SelectV2(uniform >= rate, x * scale, 0)`;
+      `tf.nn.experimental.stateless_dropout` and `general_dropout`: `SelectV2(uniform >=
+      rate, x * scale, 0)`;
     - earlier releases: `x * scale * Cast(uniform >= rate)`;
     - TensorFlow 1: `x / keep_prob * Floor(keep_prob + uniform)`;
     - stochastic depth: any product of `x`, a mask and a constant, where the mask is
@@ -35,8 +35,8 @@ def dropout_removal() -> tuple[Rule, ...]:
       `SelectV2(uniform < keep_prob, 1, 0)`; and a `SelectV2` between `x` and 0 that is
       scaled before or behind, or whose mask is the `Floor`.
 
-    `x / (1 - rate)` and `DivNoNan` may take the place of `x * scale`, a `LogicalNot`
-    may turn a mask, and `uniform` may be shifted and scaled by constants to [0, 1).
+    `x / (1 - rate)` and `DivNoNan` may correspond to `x * scale`, a `LogicalNot` may
+    turn a mask, and `uniform` may be shifted and scaled by constants to [0, 1).
     Identities, casts, reshapes of the mask and FakeQuant ops may lie in between.
     Refused where constants do not fit, so that the values that are kept would not be
     those at inference: `scale * (1 - rate)` is not 1, or `uniform` is not between 0 and
@@ -64,12 +64,7 @@ def dropout_removal() -> tuple[Rule, ...]:
 
 
 def seen_through(pattern: Pattern, *more: str) -> Pattern:
-    """Return a pattern of another, or of up to two ops that forward it.
-
-    Args:
-        pattern: the other one.
-        *more: types of ops that may forward it, besides identities and FakeQuant ops.
-    """
+    """Return a pattern of another, or of up to two ops that forward it."""
     kinds = _FORWARDING | {*more}
     once = Optional(Op(kinds, pattern, ...), pattern)
     return Optional(Op(kinds, once, ...), once)
@@ -81,7 +76,7 @@ def _select() -> Pattern:
 
 
 def _chosen(rate: Pattern, kept: Pattern, zero: Pattern) -> Pattern:
-    """Return the pattern of a choice between what is kept and zero."""
+    """Return the pattern of a choice between a kept value and zero."""
     keeps, drops = _decisions(rate)
 
     def select(mask: Pattern, first: Pattern, second: Pattern) -> Pattern:
@@ -91,7 +86,7 @@ def _chosen(rate: Pattern, kept: Pattern, zero: Pattern) -> Pattern:
 
 
 def _decisions(rate: Pattern) -> tuple[Pattern, Pattern]:
-    """Return the patterns of what is true where values are kept, and dropped."""
+    """Return the patterns of the masks of kept values, and of dropped ones."""
     drawn, likely = uniform(), _number("likely")
     above = Op(_ABOVE, drawn, rate) | Op(_BELOW, rate, drawn)
     below = Op(_BELOW, drawn, likely) | Op(_ABOVE, likely, drawn)
@@ -122,7 +117,7 @@ def _floor() -> Pattern:
 
 def _product() -> Pattern:
     """Return the pattern of x, a mask and a constant factor, in any order."""
-    # What is rarest stands first, since the search begins with it. A larger constant
+    # The rarest op comes first, since the search begins with it. A larger constant
     # may be what the mask is put on.
     x, scale, keep = Any("x"), _number("scale"), _number("keep")
     rate = _number("rate")
@@ -208,7 +203,7 @@ def _unfit_scale(match: Match) -> str | None:
     """Return why the values that dropout keeps do not balance those it drops."""
     likely, scale = _value(match, "likely"), _value(match, "scale")
     if "one" in match or ("rate" not in match and likely is None):
-        # What scales is computed from the very tensor that decides.
+        # The scale is computed from the very tensor that decides.
         return None
     rate = _value(match, "rate") if likely is None else 1.0 - likely
     if rate is None:

@@ -1,8 +1,8 @@
 """Noise removal: normal noise and alpha dropout, which do nothing at inference.
 
-The rules know what the Keras 3 layers build: `GaussianNoise` is x + normal,
-`GaussianDropout` x * normal around 1, and `AlphaDropout`
-a * (x * mask + p * (1 - mask)) + b.
+The rules know the ops that the Keras 3 layers build: `GaussianNoise` is x + normal,
+`GaussianDropout` x * normal around 1, and `AlphaDropout` a * (x * mask + p * (1 -
+mask)) + b.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _TOLERANCE = 1e-2
 def noise_removal() -> tuple[Rule, ...]:
     """Return rules that let noise layers pass their input on.
 
-    Refused: normal noise whose mean would change what it is put on, and alpha dropout
-    whose constants do not keep mean and variance.
+    Refused: normal noise whose mean is not zero, and alpha dropout whose constants do
+    not keep mean and variance.
     """
     return (
         Rule(_additive(), _input, lambda m: _off_mean(m, 0.0), "gaussian_noise"),

@@ -1,6 +1,6 @@
 """Rules that replace.
 
-Identities by their input, Relu6 by Relu, matches by what a function builds.
+Identities by their input, Relu6 by Relu, matches by the ops that a function builds.
 """
 
 from __future__ import annotations
@@ -100,9 +100,9 @@ def identity_elimination() -> Rule:
 
     - it waits for other ops, or reads a version 1 variable at a certain time;
     - it has a gradient of its own (`tf.Graph.gradient_override_map`);
-    - it is part of version 1 control flow: its input comes from a Switch, Merge,
-      Enter, Exit or NextIteration op, which says in which branch or loop it runs;
-    - nobody reads it: it may be a fetch.
+    - it is part of version 1 control flow: its input comes from a Switch, Merge, Enter,
+      Exit or NextIteration op, which says in which branch or loop it runs;
+    - nobody reads it: it may be fetched.
 
     Example:
         >>> import tensorflow as tf

@@ -1,15 +1,15 @@
 """Batch norms: fused ops, roots of variances, and moments of a batch.
 
-What a batch norm is, clients see differently, since they change different things of it:
+Clients define a batch norm differently, since they change different parts of it:
 
 - a fold needs the run of ops that scale and shift channels, so as to replace it
   (`geutil.batchnorm.norm_finding`);
 - stripping needs the mean and the variance over the batch, whatever a norm does with
   them, so as to put other values in their place (`batch_moments`);
-- re-estimation needs the variables of a norm at inference, and what they are
-  statistics of, in folded layers too (`geutil.quantize.reestimated_norms`).
+- re-estimation needs the variables of a norm at inference, and the data of these
+  statistics, in folded layers too (`geutil.quantize.reestimated_norms`).
 
-What they have in common they ask here; the variables that follow moments are in
+Their common questions are answered here; the variables that follow moments are in
 `geutil.select.networks.moving_averages`.
 """
 
@@ -94,8 +94,6 @@ def is_layer_norm(op: Operation) -> bool:
     So tf_keras writes a layer norm: examples become the channels of a batch of one,
     scaled by ones and shifted by zeros, as many as there are examples. No parameter and
     no moving average has such a length, so no batch norm looks like this.
-
-    Cost: linear in the ops that compute the length.
     """
     fused = fused_norm(op)
     if fused is None or not fused.trains or not data_format(op).startswith("NC"):
@@ -119,11 +117,7 @@ def _is_as_long_as_data(t: Tensor) -> bool:
 
 
 def variance_below(root: Operation) -> Tensor | None:
-    """Return the variance that a norm takes the root of, without epsilon; or None.
-
-    Args:
-        root: an op that takes the root of a sum; see `Origins.spreads`.
-    """
+    """Return the variance that a norm takes the root of, without epsilon; or None."""
     summands = [t for t in root.inputs[0].op.inputs if scalar_value(t) is None]
     return summands[0] if len(summands) == 1 else None
 
@@ -135,12 +129,7 @@ SHAPING = frozenset(
 
 
 def behind_shaping(tensor: Tensor, passing: Collection[str] = SHAPING) -> Tensor:
-    """Return the tensor whose numbers another one holds in another shape or dtype.
-
-    Args:
-        tensor: the other one.
-        passing: the types of ops that are looked through.
-    """
+    """Return the tensor whose numbers another one holds in another shape or dtype."""
     while tensor.op.type in passing:
         tensor = tensor.op.inputs[0]
     return tensor
@@ -169,7 +158,7 @@ def is_constant(tensor: Tensor) -> bool:
 
 
 def batch_mean(tensor: Tensor) -> Tensor | None:
-    """Return what a mean over the batch is the mean of, or None.
+    """Return the tensor that `tensor` is a mean of over the batch, or None.
 
     The mean may be weighted, as Keras does it under a mask: a sum over a sum. Both may
     be summed over replicas.
@@ -198,7 +187,7 @@ def is_batch_moment(tensor: Tensor) -> bool:
 
 
 def measured_moment(tensor: Tensor) -> Tensor | None:
-    """Return the moment that another one is told from, or None.
+    """Return the moment that another one is derived from, or None.
 
     Where a norm was folded for training in one pass, moments are taken of scaled data,
     and divided by the scale, which has no gradients. So they are those of the data.
@@ -207,14 +196,14 @@ def measured_moment(tensor: Tensor) -> Tensor | None:
     if op.type != "RealDiv" or op.inputs[1].op.type != "StopGradient":
         return None
     moment = op.inputs[0]
-    # What is added and multiplied between the layer and the norm.
+    # The sums and products between the layer and the norm.
     for kind in ("AddV2", "Mul"):
         moment = moment.op.inputs[0] if moment.op.type == kind else moment
     return moment if batch_mean(moment) is not None else None
 
 
 def _measured_mean(mean: Tensor) -> Tensor | None:
-    """Return the moment that is told from a mean, or None."""
+    """Return the moment that is derived from a mean, or None."""
     readers = [mean]
     for tensor in readers:
         for op in tensor.consumers():
@@ -247,7 +236,6 @@ class BatchMoments:
     Attributes:
         name: the fused op, or the op that yields the variance.
         mean: the mean, as the reduction yields it.
-        variance: the variance, likewise.
         fused: the op that also normalizes, if there is one.
     """
 
@@ -262,14 +250,8 @@ def batch_moments(
 ) -> Iterator[BatchMoments]:
     """Yield the moments of the batch that some ops compute, in the order of the ops.
 
-    Layer, group and instance norms do not reduce over the batch; what is computed from
-    variables alone, such as the statistics of a kernel, has no batch.
-
-    Args:
-        ops: the ops.
-        fed: the ops that depend on an input.
-
-    Cost: linear in the ops.
+    Layer, group and instance norms do not reduce over the batch; tensors computed from
+    variables alone, such as the statistics of a kernel, have no batch.
     """
     for op in ops:
         if op not in fed:
@@ -322,7 +304,7 @@ def _differences(squares: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _unmasked(tensor: Tensor) -> Tensor:
-    """Return what a mask lets through of a tensor: Keras puts zeros for the rest."""
+    """Return the tensor that a mask is applied to: Keras puts zeros for the rest."""
     tensor = behind_shaping(tensor)
     if tensor.op.type in SELECTS:
         return behind_shaping(tensor.op.inputs[1])

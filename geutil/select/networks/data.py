@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import os
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from geutil import data_files
+from geutil.data_files import FileBatches
 from geutil.errors import ArgumentTypeError, GeutilError
 from geutil.graph.types import Tensor, type_name
 
@@ -22,7 +21,8 @@ BATCH_SIZE = 32
 ACCEPTED = (
     "a mapping from input names to batches, an array for a single input, a tuple "
     "(x, y) of which y is left out, an iterable or a tf.data.Dataset of these, a "
-    "function that returns one, or the path of a .npz file or of a directory of them"
+    "function that returns one, or the path of a .npz or .npy file or of a directory "
+    "of them"
 )
 
 
@@ -39,9 +39,12 @@ def batches(
     - Other iterables hold batches, each one of the above or a list with an array for
       each input: lists, generators, a `tf.data.Dataset`; or a function that returns
       such an iterable, as TFLite's converter takes it.
-    - A path is that of a `.npz` file, whose arrays bear the names of the inputs and are
-      split into batches of 32 samples (or of as many as the network takes), or of a
-      directory with a `.npz` file for each batch.
+    - A path is that of a `.npz` file, whose arrays bear the names of the inputs, or of
+      a `.npy` file for the only input: they are split into batches of 32 samples (or of
+      as many as the network takes); or of a directory with such a file for each batch.
+      Headers are compared with the inputs before anything is read. The only array of a
+      file is for the only input, whatever its name; arrays that the network has no
+      input for are left out, and a warning says so.
 
     Args:
         data: the data. An iterable is gone through once, as batches are asked for.
@@ -103,7 +106,9 @@ def _batches_in(
     data: Any, inputs: Mapping[str, Any], error: type[GeutilError]
 ) -> Iterable[Any]:
     if _is_path(data):
-        return _files_of(data, inputs, error)
+        files = _files_of(data, inputs, error)
+        files.check()
+        return files
     if _is_one(data, inputs):
         return [data]
     if callable(data) and not isinstance(data, Iterable):
@@ -115,6 +120,11 @@ def _batches_in(
 
 def _is_path(data: Any) -> bool:
     return isinstance(data, str | os.PathLike)
+
+
+def is_of_files(data: Any) -> bool:
+    """Tell whether data come from files, whose headers were checked, and told of."""
+    return _is_path(data) or isinstance(data, FileBatches)
 
 
 def _is_one(data: Any, inputs: Mapping[str, Any]) -> bool:
@@ -153,7 +163,8 @@ def _named(
         if set(batch) != set(inputs):
             given = sorted(map(str, batch))
             raise error(
-                f"{what} is for the inputs {given}, and the model has {sorted(names)}"
+                f"{what} is for the inputs {given}, and the model has {sorted(names)}; "
+                f"name each array as its input{_renaming(batch, names)}"
             )
         return {name: batch[name] for name in names}
     if len(names) == 1:
@@ -168,6 +179,13 @@ def _named(
         f"{what} is a {type_name(batch)}; pass mappings from input names to batches, "
         f"with the names {names}"
     )
+
+
+def _renaming(batch: Mapping[Any, Any], names: list[str]) -> str:
+    """Return how a single array is named as the only input; "" of others."""
+    if len(batch) != 1 or len(names) != 1:
+        return ""
+    return f", as in {{{names[0]!r}: {next(iter(batch))}}}"
 
 
 def _features(
@@ -192,84 +210,96 @@ def _features(
 
 def _files_of(
     data: Any, inputs: Mapping[str, Any], error: type[GeutilError]
-) -> NpzBatches:
+) -> FileBatches:
     """Return the batches of a file, of as many samples as a network takes."""
     path = Path(data)
     if not path.exists():
-        raise error(
-            f"there is no data at '{path}'; pass a .npz file, or a directory of them"
-        )
+        raise error(f"there is no data at '{path}'; pass {data_files.ACCEPTED}")
     shapes = [t.shape for t in inputs.values()]
     sizes = {shape[0] for shape in shapes if shape.rank}
     size = next((size for size in sizes if size is not None), BATCH_SIZE)
-    return NpzBatches(path, size, error)
+    taken = {name: data_files.wanted(t) for name, t in inputs.items()}
+    return FileBatches(path, size, error, taken)
 
 
 @dataclass(frozen=True)
-class NpzBatches:
-    """Batches from files, by the name of the input.
+class InputSeen:
+    """Values that an input was given, and those that the network saw.
 
     Attributes:
-        path: a .npz file, which is split, or a directory of them, one for each batch.
-        size: how many samples there are in a batch of a file.
-        error: what is raised if they cannot be read.
+        name: the name of the input.
+        given: the type of what was given.
+        seen: the type that the network takes.
+        low: the smallest value, of numbers.
+        high: the largest value.
+        mean: their mean.
     """
 
-    path: Path
-    size: int
-    error: type[Exception]
+    name: str
+    given: str
+    seen: str
+    low: float
+    high: float
+    mean: float
 
-    def __len__(self) -> int:
-        if self.path.is_dir():
-            return len(self._files())
-        return math.ceil(self._samples() / self.size)
+    @property
+    def doubt(self) -> str:
+        """Why the values may not be what the network was trained with; "" if not."""
+        if not self.seen.startswith(("float", "bfloat")) or not _looks_unscaled(self):
+            return ""
+        return (
+            f"a mean of {self.mean:.0f} is that of images from 0 to 255: the ranges "
+            "are wrong if the network was trained on scaled ones"
+        )
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        if self.path.is_dir():
-            yield from map(self._read, self._files())
+    def __str__(self) -> str:
+        values = f"{self.low:.6g} to {self.high:.6g}, mean {self.mean:.4g}"
+        doubt = f" ({self.doubt})" if self.doubt else ""
+        return f"given {self.given}, {values}; the network saw {self.seen}{doubt}"
+
+
+def _looks_unscaled(seen: InputSeen) -> bool:
+    """Tell whether values are those of images in bytes, with a mean near 127."""
+    is_byte = seen.low >= 0 and 128 < seen.high <= 255
+    return is_byte and 64 <= seen.mean <= 191
+
+
+class InputsSeen:
+    """The values that the inputs of a network are given, batch by batch."""
+
+    def __init__(self) -> None:
+        self._given: dict[str, tuple[str, str]] = {}
+        # The smallest, the largest, the sum and the count.
+        self._sums: dict[str, tuple[float, float, float, int]] = {}
+
+    def add(self, name: str, given: Any, seen: str) -> None:
+        """Take in the values of an input in a batch.
+
+        Args:
+            name: the name of the input.
+            given: the values as they were given.
+            seen: the name of the type that they are cast to.
+        """
+        values = np.asarray(given)
+        if values.dtype.kind not in "biuf" and values.dtype.name != "bfloat16":
             return
-        for start in range(0, self._samples(), self.size):
-            end = start + self.size
-            yield {name: array[start:end] for name, array in self._arrays.items()}
+        if not values.size:
+            return
+        self._given[name] = str(values.dtype), seen
+        low, high, total, count = self._sums.get(name, (np.inf, -np.inf, 0.0, 0))
+        self._sums[name] = (
+            min(low, float(values.min())),
+            max(high, float(values.max())),
+            total + float(values.sum(dtype=np.float64)),
+            count + values.size,
+        )
 
-    @cached_property
-    def _arrays(self) -> dict[str, Any]:
-        return self._read(self.path)
-
-    def _files(self) -> list[Path]:
-        files = sorted(self.path.glob("*.npz"))
-        if not files:
-            raise self.error(
-                f"there is no .npz file in '{self.path}'; write one for each batch "
-                "with numpy.savez"
-            )
-        return files
-
-    def _samples(self) -> int:
-        arrays = self._arrays
-        counts = {name: len(a) if a.ndim else 0 for name, a in arrays.items()}
-        if len(set(counts.values())) > 1:
-            raise self.error(
-                f"'{self.path}' has different numbers of samples: {counts}; give every "
-                "input as many"
-            )
-        return next(iter(counts.values()), 0)
-
-    def _read(self, file: Path) -> dict[str, Any]:
-        try:
-            with np.load(file) as archive:
-                return {name: archive[name] for name in archive.files}
-        # A .npy file gives an array, which has no `files` and is no context.
-        except (
-            OSError,
-            ValueError,
-            TypeError,
-            AttributeError,
-            zipfile.BadZipFile,
-        ) as why:
-            raise self.error(
-                f"'{file}' is no .npz file: {why}; write one with numpy.savez"
-            ) from why
+    def entries(self) -> tuple[InputSeen, ...]:
+        """Return what was seen, input by input."""
+        return tuple(
+            InputSeen(name, *self._given[name], low, high, total / count)
+            for name, (low, high, total, count) in self._sums.items()
+        )
 
 
 def joined(

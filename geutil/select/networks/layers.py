@@ -31,8 +31,6 @@ def training_ops(
         graph: the graph.
         ops: those to look at; None are all, but those of other replicas of
             `tf.distribute` while one is traced.
-
-    Cost: linear in ops and edges.
     """
     ops = replicas.own_operations(graph) if ops is None else ops
     kinds = {op.type for op in ops} - _FORWARD
@@ -59,12 +57,12 @@ class Layer:
         op: the op.
         data: which of its inputs is the data.
         weights: which of its inputs is the weights.
-        outputs: the axes of the weights that together count the channels of the
-            result, outer first.
+        outputs: the axes of the weights that together count the channels of the result,
+            outer first.
         inputs: those that count the channels of the data.
         axis: the axis of the channels in data and result, counted from the end.
-        pads: whether the op may add zeros to the data, so that what it makes of a
-            shift of the data differs from position to position.
+        pads: whether the op may add zeros to the data, so that its response to a shift
+            of the data differs from position to position.
         mixes: the weights have axes besides, over which the op does not sum.
         spreads: the result has axes besides that come from the weights: heads, say.
     """
@@ -86,7 +84,7 @@ class Layer:
 
     @property
     def result(self) -> Tensor:
-        """What the layer makes."""
+        """The result of the layer."""
         return self.op.outputs[0]
 
     @property

@@ -1,9 +1,9 @@
 """Moving averages: variables that follow statistics of a batch, and their updates.
 
-An update reads the statistic `s` and mostly the variable `v` itself: it is
-`assign(v, v * m + s * (1 - m))`, `assign_sub(v, (v - s) * (1 - m))`, or an assignment
-of what a fused batch norm averaged by itself. Three questions are asked, by clients
-that rely on different things, so they accept different updates:
+An update reads the statistic `s` and mostly the variable `v` itself: it is `assign(v, v
+* m + s * (1 - m))`, `assign_sub(v, (v - s) * (1 - m))`, or an assignment of the
+averages of a fused batch norm. Three questions are asked, by clients that rely on
+different things, so they accept different updates:
 
 | | `MovingStatistics.of` | `moving_average` | `moving_averages` |
 | --- | --- | --- | --- |
@@ -22,11 +22,12 @@ needs where that is read. Stripping starts from no layer, and looks at all updat
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from geutil.graph import op_types
 from geutil.graph.types import Graph, Operation, Tensor, is_reference
+from geutil.graph.walks import closure_by_identity, walk_by_identity
 from geutil.select.networks import batch_norms
 from geutil.select.networks.batch_norms import SHAPING, FusedNorm, fused_norm
 from geutil.select.networks.provenance import Origin, Origins
@@ -41,10 +42,10 @@ class MovingVariable:
 
     Attributes:
         statistic: the mean or variance of the batch.
-        updates: the ops that move the variable on, at least one; input 1 of each is
-            what it assigns, adds or subtracts.
-        value: what the first update reads of the variable, the average before the step;
-            None if it does not, or if that was not asked for.
+        updates: the ops that move the variable on, at least one; input 1 of each is the
+            value that it assigns, adds or subtracts.
+        value: the variable's value that the first update reads, the average before the
+            step; None if it does not, or if that was not asked for.
     """
 
     statistic: Tensor
@@ -72,35 +73,11 @@ class MovingVariable:
         return is_reference(self.variable)
 
 
-def _walk_back(
-    tensors: Iterable[Tensor], inputs_of: Callable[[Tensor], Sequence[Tensor]]
-) -> Iterator[tuple[Tensor, Sequence[Tensor]]]:
-    """Yield tensors and what is behind them, each once, with the inputs it goes on to.
-
-    Cost: linear in what is yielded, and in its inputs.
-    """
-    waiting = list(tensors)
-    seen: set[int] = set()
-    while waiting:
-        t = waiting.pop()
-        if id(t) not in seen:
-            seen.add(id(t))
-            inputs = inputs_of(t)
-            yield t, inputs
-            waiting.extend(inputs)
-
-
 class MovingStatistics:
-    """Finds the moving averages of norms that normalize by statistics of the batch.
+    """Finds the moving averages of batch norms in training.
 
     A variable follows a statistic if the graph assigns it a value that depends on the
     statistic, and on no other data.
-
-    Args:
-        graph: the graph.
-        origins: of its tensors.
-
-    Cost: linear in the ops between statistics and assignments.
     """
 
     def __init__(self, graph: Graph, origins: Origins) -> None:
@@ -117,19 +94,14 @@ class MovingStatistics:
     def of(
         self, parameters: Sequence[Tensor], fused: FusedNorm | None
     ) -> list[MovingVariable] | None:
-        """Return the moving averages of a norm; None if they are not known.
-
-        Args:
-            parameters: what the norm combines the data with.
-            fused: the norm, if it is a single op.
-        """
+        """Return the moving averages of a norm; None if they are not known."""
         if fused is not None:
             return self._of_fused(fused)
         used = self._behind(parameters)
         average_of: dict[int, MovingVariable] = {}
         for root in [t for t in used.values() if self._is_root(t)]:
             for update, behind in self._updates.get(id(root), ()):
-                # What the norm and the update have in common last is followed.
+                # The last statistic that the norm and the update share is followed.
                 statistic = _last([t for key, t in used.items() if key in behind])
                 if statistic is None:
                     return None
@@ -148,7 +120,7 @@ class MovingStatistics:
         return list(average_of.values()) if covered else None
 
     def _of_fused(self, norm: FusedNorm) -> list[MovingVariable] | None:
-        """Return what follows the moments of a fused norm, if it reads no averages."""
+        """Return the variables that follow a fused norm's moments, if it reads none."""
         if all(_is_vector(t, norm.op.inputs[1]) for t in norm.given):
             are_parameters = all(self._origins.is_parameter(t) for t in norm.given)
             return [] if are_parameters else None
@@ -163,15 +135,14 @@ class MovingStatistics:
     def _behind(
         self, tensors: Iterable[Tensor], ends: Iterable[int] = ()
     ) -> dict[int, Tensor]:
-        """Return by id what statistics there are behind tensors, roots included."""
+        """Return the statistics behind tensors by id, roots included."""
         stop = frozenset(ends)
 
         def inputs_of(t: Tensor) -> list[Tensor]:
             ended = id(t) in stop or self._is_root(t)
             return [] if ended else self._of_batch(self._origins.sources(t.op))
 
-        walk = _walk_back(self._of_batch(tensors), inputs_of)
-        return {id(t): t for t, _ in walk}
+        return closure_by_identity(self._of_batch(tensors), inputs_of)
 
     def _of_batch(self, tensors: Iterable[Tensor]) -> list[Tensor]:
         return [t for t in tensors if self._origins.of(t) is Origin.BATCH]
@@ -199,7 +170,7 @@ _BINARY = op_types.ADDITIONS | op_types.SCALINGS | {"Sub"}
 
 
 def base_of(tensor: Tensor) -> Tensor:
-    """Return what a statistic or a handle is but another form of."""
+    """Return the statistic or handle behind reshapes and copies."""
     return batch_norms.behind_shaping(tensor, _UNARY)
 
 
@@ -208,7 +179,6 @@ class NoAverage:
     """Why a statistic has no moving average that is known.
 
     Attributes:
-        reason: why.
         op: the op that the reason is about.
     """
 
@@ -223,14 +193,6 @@ def moving_average(
 
     Its update reads the variable and the statistic, and nothing but arithmetic lies
     between.
-
-    Args:
-        statistic: the mean or variance of the batch.
-        kind: "mean" or "variance", for the reason.
-        stops: ops that belong to another statistic.
-        origins: of the graph's tensors.
-
-    Cost: linear in the ops that read the statistic.
     """
     update_by_variable: dict[Operation, Operation] = {}
     for op, tensor in _readers_onwards(statistic, stops, origins):
@@ -248,7 +210,7 @@ def moving_average(
             statistic.op,
         )
     variable, update = next(iter(update_by_variable.items()))
-    for tensor, _ in _walk_back([update.inputs[1]], _channelwise_inputs):
+    for tensor in walk_by_identity([update.inputs[1]], _channelwise_inputs):
         if _reads(tensor, variable):
             return MovingVariable(statistic, (update,), tensor)
     return NoAverage(
@@ -260,18 +222,7 @@ def moving_average(
 def _readers_onwards(
     start: Tensor, stops: Collection[Operation], origins: Origins
 ) -> Iterator[tuple[Operation, Tensor]]:
-    """Yield who reads a statistic, and what is computed of it and of parameters.
-
-    Args:
-        start: the statistic.
-        stops: ops that are not passed.
-        origins: of the graph's tensors.
-
-    Yields:
-        Each reader with what it reads.
-
-    Cost: linear in the readers.
-    """
+    """Yield the readers of a statistic and of tensors computed from it."""
     reached: set[Operation] = set()
     queue = [start]
     for tensor in queue:
@@ -294,10 +245,10 @@ def _readers_onwards(
 
 
 def _channelwise_inputs(tensor: Tensor) -> list[Tensor]:
-    """Return what a value is computed of, channel by channel.
+    """Return the operands of a value that is computed channel by channel.
 
-    A fused batch norm adds a part of what it reads as its mean or variance, if its
-    averaging factor is not 1.
+    A fused batch norm adds a part of its mean or variance input, if its averaging
+    factor is not 1.
     """
     op = tensor.op
     if op.type in _UNARY:
@@ -325,10 +276,8 @@ _MAX_OPS = 64
 def moving_averages(graph: Graph) -> list[MovingVariable]:
     """Return the moving averages of a graph, in the order of their updates.
 
-    What is assigned must be made of the variable itself, one statistic of the batch
+    The assigned value must be made of the variable itself, one statistic of the batch
     and coefficients, by sums, differences, products and choices alone.
-
-    Cost: linear in the ops.
     """
     averages = []
     for op in graph.get_operations():
@@ -342,17 +291,10 @@ def moving_averages(graph: Graph) -> list[MovingVariable]:
 def unknown_averages(
     graph: Graph, live: frozenset[Operation], known_averages: Iterable[MovingVariable]
 ) -> Iterator[tuple[Operation, Tensor]]:
-    """Yield (update, tensor) where a variable tracks what outputs are computed from.
+    """Yield (update, tensor) where a variable tracks an ancestor of outputs.
 
     Nothing live reads the variable, as with the moving average of a batch norm in
     training; but the tensor is no statistic that is known.
-
-    Args:
-        graph: the graph.
-        live: the ops that outputs are computed by.
-        known_averages: averages whose updates are left out.
-
-    Cost: linear in the ops and the readers of what is tracked.
     """
     left_out = frozenset(
         update for average in known_averages for update in average.updates
@@ -373,7 +315,7 @@ def unknown_averages(
 
 @dataclass(frozen=True, eq=False)
 class _Parts:
-    """What a value is a linear combination of, coefficients left out."""
+    """The operands of a linear combination, coefficients left out."""
 
     reads: list[Tensor]
     statistics: list[Tensor]
@@ -381,13 +323,13 @@ class _Parts:
 
 
 def _parts(value: Tensor, handle: Tensor) -> _Parts | None:
-    """Return what an update makes its value of; None if it is too much."""
+    """Return the operands of an update's value; None if it is too much."""
     parts = _Parts([], [], [])
-    walk = _walk_back([value], _linear_inputs)
-    for count, (leaf, inputs) in enumerate(walk, 1):
+    leaves = walk_by_identity([value], _linear_inputs)
+    for count, leaf in enumerate(leaves, 1):
         if count > _MAX_OPS:
             return None
-        if inputs:
+        if _linear_inputs(leaf):
             continue
         if batch_norms.is_batch_moment(leaf):
             parts.statistics.append(leaf)
@@ -399,7 +341,7 @@ def _parts(value: Tensor, handle: Tensor) -> _Parts | None:
 
 
 def _linear_inputs(tensor: Tensor) -> list[Tensor]:
-    """Return what a value is a linear combination of, down to statistics."""
+    """Return the operands of a linear combination, down to statistics."""
     op = tensor.op
     if batch_norms.is_batch_moment(tensor):
         return []

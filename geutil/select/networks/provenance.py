@@ -2,12 +2,12 @@
 
 Parameters, statistics of a batch, constant inputs, or the data.
 
-A layer and a batch norm are told from other ops by what they combine: data with
-something that is the same for every example of a batch.
+Layers and batch norms differ from other ops by their operands: data with something that
+is the same for every example of a batch.
 
 A graph that is fed nothing computes with them: `x = tf.zeros([1, 224, 224, 3])` is how
-networks are built to be looked at, or timed. Layers cannot be told from products of
-weights there, unless it is known what stands in for the data.
+networks are built to be looked at, or timed. Layers cannot be distinguished from
+products of weights there, unless it is known which tensor is the data.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ DATA_SLOTS = {
     **dict.fromkeys(("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Einsum"), 0),
     **dict.fromkeys(("Conv2DBackpropInput", "Conv3DBackpropInputV2"), 2),
 }
-"""Which input of a layer is the data, by its type, if all may be."""
+"""The data input of a layer, by its type, if all may be."""
 _FED = "Placeholder"
 _READ = "ReadVariableOp"
 _MADE = frozenset(("Fill",))
@@ -39,14 +39,8 @@ def constant_inputs(
 ) -> frozenset[Operation]:
     """Return the ops whose results stand in for the inputs of a network.
 
-    None if anything is fed, numbers or what they are looked up by, or no layer reads
-    parameters alone. Products that are weights of other layers count for nothing.
-
-    Args:
-        ops: the ops of the graph, in topological order.
-        is_parameter: tells whether a tensor depends on constants and variables only.
-
-    Cost: linear in ops and edges.
+    None if anything is fed, numbers or indices, or no layer reads parameters alone.
+    Products that are weights of other layers count for nothing.
     """
     layers = [op for op in ops if op.type in DATA_SLOTS]
     if not layers or any(_is_fed(op, is_parameter) for op in ops):
@@ -97,7 +91,7 @@ def _is_index(tensor: Tensor) -> bool:
 
 
 def _weights_of(ops: Sequence[Operation]) -> set[Operation]:
-    """Return what layers depend on by an input that is not their data."""
+    """Return the ancestors of layers by inputs other than their data."""
     weight_ops: set[Operation] = set()
     for op in reversed(ops):
         data = DATA_SLOTS.get(op.type)
@@ -131,7 +125,7 @@ def _roots(starts: Sequence[Operation], behind: set[Operation]) -> list[Operatio
 
 
 def _all_reads(roots: Sequence[Operation], ops: Sequence[Operation]) -> list[Operation]:
-    """Return ops, and what else reads the variables that they read."""
+    """Return ops, and the other readers of the variables that they read."""
     handles = {op.inputs[0].op for op in roots if op.type == _READ}
     reads = (op for op in ops if op.type == _READ and op.inputs[0].op in handles)
     return list(dict.fromkeys((*roots, *reads)))
@@ -177,7 +171,7 @@ ROOTS = frozenset(("Rsqrt", "Sqrt", "Pow"))
 
 
 class Origin(IntEnum):
-    """What a tensor depends on at most, apart from constants."""
+    """The sources that a tensor depends on at most, apart from constants."""
 
     CONSTANT = 0
     VARIABLE = 1
@@ -188,13 +182,8 @@ class Origin(IntEnum):
 class Origins:
     """The origins of the tensors of a graph.
 
-    Args:
-        graph: the graph. It may grow afterwards; new ops count as data.
-
     Attributes:
         inputs: constants and variables that count as data, since nothing is fed.
-
-    Cost: linear in ops and edges.
     """
 
     def __init__(self, graph: Graph) -> None:

@@ -28,14 +28,14 @@ def restricted(seed: int) -> Problem:
 PROBLEMS = [layered(50, seed=1), training_chain(20), restricted(2), restricted(3)]
 
 
-def new_search(problem: Problem, share: float) -> sequence_search.Search:
+def new_search(problem: Problem, share: float) -> sequence_search.SearchState:
     """Return a search at a problem's order, within a share of its peak."""
     arrays = sequence_search.arrays_of(problem, problem.fixed_order)
     order = problem.first_order
     return sequence_search.new_search(arrays, order, share * problem.peak(order), 7)
 
 
-def check(problem: Problem, search: sequence_search.Search) -> None:
+def check(problem: Problem, search: sequence_search.SearchState) -> None:
     """Compare all that a search knows of its runs with a schedule of them."""
     schedule = Schedule(problem, tuple(search.runs))
     schedule.verify()

@@ -2,8 +2,8 @@
 
 A budget is planned for before the updates of the step are known, and the order that the
 step has in the end moves the gaps between chunks. Once the step is finished, its edges
-are set back to those of plain gradients, and another plan is carried out. Ops
-of the first one are left without readers.
+are set back to those of plain gradients, and another plan is carried out. Ops of the
+first one are left without readers.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Build = Callable[[PlainStep, Options], tuple[PlainStep, Report]]
 
 
 def edges_of(ops: Iterable[Operation]) -> Edits:
-    """Return the edges of some ops as edits that set them back to what they are."""
+    """Return the current edges of some ops as edits that restore them."""
     ops = list(ops)
     return Edits(
         {op: list(op.inputs) for op in ops},
@@ -70,16 +70,9 @@ class Replanning:
     def of(
         cls, plain: PlainStep, options: Options, candidate: Candidate, build: Build
     ) -> Replanning | None:
-        """Return how a step that is not built yet can be built again.
-
-        None where its budget is none of chunks, and where an edit cannot be taken back.
-
-        Args:
-            plain: the step with plain gradients.
-            options: how it is planned.
-            candidate: the plan.
-            build: plans and builds such a step.
-        """
+        """Return the means to build a step again by `build`, ahead of its first one."""
+        # None where its budget is none of chunks, and where an edit cannot be taken
+        # back.
         budget, graph = options.checkpoints, plain.graph
         is_possible = (
             isinstance(budget, Budget)
@@ -101,15 +94,12 @@ class Replanning:
     ) -> tuple[PlainStep, Report] | None:
         """Build the gradients by a plan for another limit; None if that cannot be.
 
-        Nothing is changed then, nor where it raises.
+        Nothing is changed then, nor where it raises PlanError for want of a choice.
 
         Args:
             limit: in bytes.
             finished: the edges of the complete graph, before its ops were ordered.
             fetched: the tensors that the caller asks for. A gradient among them stays.
-
-        Raises:
-            PlanError: no choice was found within the limit.
         """
         before = edges_of(self._graph.get_operations())
         if self.built is None or limit <= 0:

@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import MeasurementError
-from geutil.memory.measuring import cluster
-from geutil.memory.measuring.child import complete_trace, unrecorded_transfers
-from geutil.memory.measuring.trace import timelines_by_device
+from geutil.memory.measurement import cluster
+from geutil.memory.measurement.child import complete_trace, unrecorded_transfers
+from geutil.memory.measurement.trace import timelines_by_device
 
 ONE, TWO = (f"/job:worker/replica:0/task:{i}/device:CPU:0" for i in range(2))
 SIZE = 400

@@ -24,7 +24,7 @@ from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, Options, choose_all
 from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
-from geutil.gradients.preparing import Prepared, keep_all
+from geutil.gradients.preparation import Prepared, keep_all
 from geutil.gradients.report import publish
 from geutil.gradients.segments import SCOPE, Recomputation, plan_recomputation
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve
@@ -52,7 +52,7 @@ _FORWARD = (
     "plainly: there is no forward mode to save memory for"
 )
 _GIVEN = frozenset(("Placeholder", "VarHandleOp"))
-# The mode that holds nothing of a call but what goes into it.
+# The mode that holds nothing of a call but its inputs.
 INPUTS = "inputs"
 # The share of a call that may come after it where it ends the forward pass.
 _LITTLE = 0.1
@@ -78,7 +78,7 @@ def checkpointed(
     encode: str | None = None,
     device: str | None = None,
 ) -> F:
-    """Return `fn` with gradients that recompute activations to save memory.
+    """Return `fn` with gradients that recompute tensors that would fill memory.
 
     The result is called as `fn` is, and does the same. `tf.GradientTape`,
     `tf.gradients` and `model.fit` get the same gradients from it, built as by
@@ -91,23 +91,23 @@ def checkpointed(
     A `tf.autodiff.ForwardAccumulator` gets the values of `fn` itself: a call that one
     follows is computed plainly, and a warning says so.
 
-    `last_report` returns the kept tensors and the recomputed ops of the last gradients.
-    Where a call gets plain gradients after all, a warning that names it says why.
+    `last_report` tells which tensors the gradients built last hold and recompute. Where
+    a call gets plain gradients after all, a warning that names it says why.
 
     A Keras layer or model is changed in place, and returned: from now on its `call` is
     checkpointed, wherever the layer is already in use. Class, name, weights and saved
-    files stay unchanged, and `del layer.call` undoes it.
+    files stay as they were, and `del layer.call` undoes it.
 
-    Outside `tf.function`, a call is traced like one while a tape is open: Python code
-    runs once for each kind of arguments, arrays arrive as tensors, and an output that
-    nothing reads has a gradient of zeros. Losses that Keras layers add are given to
-    them again.
+    Outside `tf.function`, a call is traced like one while a tape is open, with all
+    consequences: Python code runs once for each kind of arguments, arrays arrive as
+    tensors, and an output that nothing reads has a gradient of zeros. Losses that Keras
+    layers add are given to them again.
 
     Args:
         fn: a function, method, Keras layer or Keras model. Arguments and results may be
             nested, and need not be tensors.
-        checkpoints: the tensors that each call keeps for the backward pass. "memory":
-            those of the lowest predicted peak, or, in a call among several that has no
+        checkpoints: the tensors that each call holds for the backward pass. "memory":
+            those of the least predicted peak, or, in a call among several that has no
             use for checkpoints inside, only its inputs. "inputs": always only the
             inputs of the call. "speed", "collection", a policy or a `Budget`, which is
             then that of each call: as in `gradients`.
@@ -152,7 +152,7 @@ def checkpointed(
         checkpoints, min_checkpoint_size, *where, encode=encode, device=device
     )
     if _is_layer(fn):
-        # Past Keras, which would track what is assigned.
+        # Past Keras, which would track an assigned attribute.
         layer: Any = fn
         object.__setattr__(layer, "call", _wrapped(layer.call, options))
         return fn
@@ -165,7 +165,7 @@ def checkpointed(
 
 
 def _check_checkpoints(checkpoints: Any) -> None:
-    """Refuse what says nothing of a call that is yet to come."""
+    """Refuse checkpoints that cannot apply to a call yet to come."""
     if isinstance(checkpoints, str):
         if checkpoints not in _MODES:
             raise SelectionError(
@@ -203,7 +203,7 @@ def _is_layer(fn: Any) -> bool:
 
 
 def _wrapped(fn: F, options: Options) -> F:
-    """Return a function that does what `fn` does."""
+    """Return a function that does the same as `fn`."""
     owner: Any = getattr(fn, "__self__", None)
     # The layers that were given losses in traces.
     losing: list[LosingLayer] = []
@@ -243,7 +243,7 @@ def _wrapped(fn: F, options: Options) -> F:
             losing[place].hold(losses)
         return result
 
-    # Autograph may convert this one, and so knows that what it calls is in its reach.
+    # Autograph may convert this one, and so knows that its callees are in its reach.
     @functools.wraps(fn)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         return call(args, kwargs)
@@ -261,18 +261,12 @@ _running = _Running()
 
 
 def _call_in_graph(call: Callable[[], Any], options: Options, *, alone: bool) -> Any:
-    """Make a call so that its gradients save memory.
-
-    The function runs in the default graph as if it had been called plainly. Only how
-    its outputs depend on its inputs is told anew, to the tapes and to the graph: the
-    gradients between them are built by geutil. Results that leave on other ways (losses
-    added to a Keras layer) keep their plain gradients.
-
-    Args:
-        call: makes the call; what it reads is found in the graph.
-        options: how to choose and hold checkpoints.
-        alone: whether the graph was made for this call.
-    """
+    """Make a call so that its gradients save memory."""
+    # The function runs in the default graph as if it had been called plainly. Only how
+    # its outputs depend on its inputs is reported anew, to the tapes and to the graph:
+    # the gradients between them are built by geutil. Results that leave on other ways
+    # (losses added to a Keras layer) keep their plain gradients. `alone`: the graph was
+    # made for this call.
     graph = tf.compat.v1.get_default_graph()
     before = state.count_ops(graph)
     _running.inside = True
@@ -329,35 +323,32 @@ def _read_from_outside(
 
 @dataclass(frozen=True, eq=False)
 class _Call:
-    """The gradients of a call, built in its graph or moved to another one.
+    """The gradients of a call, built in its graph or moved to another one."""
 
-    Where TensorFlow differentiates a whole function, a loop or a conditional, the
-    backward pass is a function of its own, and what it reads of the forward pass is
-    held in between. Then gradients are built in the graph of the call, where nothing
-    runs them, and moved; they read kept tensors only.
-    """
+    # Where TensorFlow differentiates a whole function, a loop or a conditional, the
+    # backward pass is a function of its own, and the forward tensors that it reads are
+    # held in between. Then gradients are built in the graph of the call, where nothing
+    # runs them, and moved; they read kept tensors only.
 
     options: Options
     graph: Graph
     ys: tuple[Tensor, ...]
-    # The differentiable tensors from outside that the ys depend on: arguments, what the
-    # function closes over, handles of variables.
+    # The differentiable tensors from outside that the ys depend on: arguments,
+    # captures of the function, handles of variables.
     inputs: tuple[Tensor, ...]
     # The creation index of the first op of the call, and the number of ops at its end.
     first: int
     end: int
-    # The graph may hold nothing else, so that what comes after it is unknown.
+    # The graph may hold nothing else, so that the ops after it are unknown.
     alone: bool
     # For all gradients of the call.
     offload: Offload | None
     encoder: Encoder = field(default_factory=Encoder)
 
     def stand_ins(self) -> Sequence[Tensor]:
-        """Return stand-ins for the outputs, whose gradients save memory.
-
-        Open tapes are told directly. Gradients that are built from the graph later (of
-        a function that contains the call, of a loop around it) find the op.
-        """
+        """Return stand-ins for the outputs, whose gradients save memory."""
+        # Open tapes are told directly. Gradients that are built from the graph later
+        # (of a function that contains the call, of a loop around it) find the op.
         count = len(self.ys)
         with tf.device(self.ys[0].device):
             read = [*self.ys, *self.inputs]
@@ -384,11 +375,9 @@ class _Call:
         return stand_ins
 
     def _watched(self) -> IdentityMap[Any]:
-        """Return the inputs that tapes watch, and what they know each by.
-
-        A function that is called inside hides its captures from the tapes: they may
-        know only a placeholder for something outside by that.
-        """
+        """Return the inputs that tapes watch, and the tensors that tapes know."""
+        # A function that is called inside hides its captures from the tapes: they may
+        # know only a placeholder for an outer tensor by that.
         direct = filter(runtime.is_watched, self.inputs)
         watched = types.MutableIdentityMap((t, t) for t in direct)
         if len(watched) < len(self.inputs) and types.is_func_graph(self.graph):
@@ -411,7 +400,8 @@ class _Call:
         if not flowing:
             return [None] * len(xs)
         ys = [y for y, _ in flowing]
-        # No sooner: a conversion makes ops, and the newest tell what is made up.
+        # No sooner: a conversion makes ops, and the newest tell which zeros are made
+        # up.
         grad_ys = [tf.convert_to_tensor(grad) for _, grad in flowing]
         graph = tf.compat.v1.get_default_graph()
         if graph is self.graph:
@@ -461,7 +451,7 @@ class _Call:
     def _choose(
         self, step: PlainStep, checkpoints: Any, later: Iterable[Operation]
     ) -> tuple[Keeping, Recomputation]:
-        """Choose what the call keeps, given the ops that were made after it."""
+        """Choose the tensors that the call keeps, given the ops made after it."""
         inputs = Keeping(INPUTS, IdentitySet(), AlwaysKept(step))
         whole = plan_recomputation(step, inputs, spare_last=False)
         if not whole.segments:
@@ -518,10 +508,8 @@ class _GraphCalls:
     def behind_others(
         self, plan: Recomputation, seeds: Iterable[Operation]
     ) -> Recomputation:
-        """Let what runs again first wait for the calls that come just before, too.
-
-        The executor runs weight gradients late, and holds what they have not read yet.
-        """
+        """Let the first ops that run again wait for the calls just before, too."""
+        # The executor runs weight gradients late, and holds their inputs until then.
 
         def is_between(op: Operation) -> bool:
             return op not in self.ends and adjacency.creation_index(op) >= self.first
@@ -564,11 +552,11 @@ def _move_gradients(
     stand_in_gradients: Iterable[tuple[Tensor, Tensor]],
     graph: Graph,
 ) -> list[Any]:
-    """Copy the backward pass of a step, with what it recomputes, to another graph.
+    """Copy the backward pass of a step, with its recomputation, to another graph.
 
-    The other graph, of a function, captures what the backward pass reads of the forward
-    pass, and that is what TensorFlow holds for it: kept tensors, if the step recomputes
-    the others.
+    The other graph, of a function, captures the forward tensors that the backward pass
+    reads, and TensorFlow holds these for it: kept tensors, if the step recomputes the
+    others.
 
     Args:
         step: the step; its gradients depend on seeds that were made of stand-ins.
@@ -613,11 +601,9 @@ def _move_gradients(
 
 
 def _is_made_up(grad: Any, outputs: int) -> bool:
-    """Tell whether TensorFlow made a zero just now for an output that nothing reads.
-
-    To differentiate by it would compute zeros, or NaN where a derivative is infinite,
-    and inputs that no gradient reaches would not get None.
-    """
+    """Tell whether TensorFlow made a zero just now for an output that nothing reads."""
+    # To differentiate by it would compute zeros, or NaN where a derivative is infinite,
+    # and inputs that no gradient reaches would not get None.
     if not types.is_tensor(grad) or grad.op.type not in ("Const", "ZerosLike"):
         return False
     start = state.count_ops(grad.graph) - outputs

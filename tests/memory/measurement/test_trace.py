@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.memory import predict
-from geutil.memory.measuring.child import aligned
-from geutil.memory.measuring.trace import timeline_of
-from tests.memory.measuring.test_measure import MIB, SIDE
+from geutil.memory.measurement.child import aligned
+from geutil.memory.measurement.trace import timeline_of
+from tests.memory.measurement.test_measure import MIB, SIDE
 from tests.memory.tracing import run_traced
 
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from geutil.errors import MeasurementError
 from geutil.graph.placement import Task, tasks_of
-from geutil.memory.measuring.child import (
+from geutil.memory.measurement.child import (
     Meter,
     SessionStep,
     allocator_meter,
@@ -35,14 +35,14 @@ from geutil.memory.measuring.child import (
     sizes_of,
     timed,
 )
-from geutil.memory.measuring.jobs import GraphJob, MeasureOptions
-from geutil.memory.measuring.trace import timelines_by_device
+from geutil.memory.measurement.jobs import GraphJob, MeasureOptions
+from geutil.memory.measurement.trace import timelines_by_device
 from geutil.memory.timeline import DeviceMeasurement, Measurement
 
 READY = "geutil-worker "
 """Stands before each answer, and before nothing else that TensorFlow prints."""
 START_RESIDENT, START_ALLOCATOR, READ = "resident", "allocator", "read"
-_MODULE = "geutil.memory.measuring.cluster"
+_MODULE = "geutil.memory.measurement.cluster"
 _HOST = "127.0.0.1"
 _TRIES = 3
 """How often other ports are taken, should another process have been faster."""
@@ -93,7 +93,7 @@ class Worker:
         self._answers.close()
 
     def _heard(self) -> str | None:
-        """Return what the process answers, None if it has ended."""
+        """Return the answer of the process, None if it has ended."""
         for line in self._answers:
             if line.startswith(READY):
                 return line.removeprefix(READY)

@@ -1,7 +1,4 @@
-"""Measures a step in a fresh process.
-
-The parent makes a `Job` of the step, the child runs it and sends a `Measurement` back.
-"""
+"""Measures a step in a fresh process, which runs a `Job`, for a `Measurement`."""
 
 from __future__ import annotations
 
@@ -16,11 +13,11 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import MeasurementError
-from geutil.memory.measuring.jobs import GraphJob, Job, MeasureOptions, job_of
+from geutil.memory.measurement.jobs import GraphJob, Job, MeasureOptions, job_of
 from geutil.memory.timeline import Measurement
 
-_CHILD = "geutil.memory.measuring.child"
-_CLUSTER = "geutil.memory.measuring.cluster"
+_CHILD = "geutil.memory.measurement.child"
+_CLUSTER = "geutil.memory.measurement.cluster"
 _TAIL = 3000
 """Characters of the process's last words that a message shows."""
 
@@ -111,8 +108,8 @@ def measure(
               not held. The captures of a FuncGraph come along with their values.
             - a `tf.function` or ConcreteFunction, called with `args` and `kwargs`.
             - any other callable that a process can import by its module and name.
-              Tensors that its first call makes and keeps (a model, say) are no part of
-              the allocator's peak, but of the resident set's.
+              Objects that its first call makes and keeps (a model, say) are no part of
+              the allocator's peak, but are one of the resident set's.
         args: arguments by position, for a function or callable.
         kwargs: arguments by keyword, likewise.
         steps: how many steps are timed, at least 1.
@@ -121,9 +118,9 @@ def measure(
             its collections for them.
         inter_op_threads: how many ops run at once; None is TensorFlow's default. With 1
             the order of the ops, and with it the peak, is the same in each run of this
-            process, but not in another one: where several ops become ready together
-            the order of their edges in memory decides. `worst_case` bounds every order;
-            the steps of `geutil.gradients` run in one order.
+            process, but not in another one: where several ops become ready together the
+            order of their edges in memory decides. `worst_case` bounds the peak of any
+            order; the steps of `geutil.gradients` are held to one order.
         intra_op_threads: how many threads share one op; None is TensorFlow's default.
         grappler: whether Grappler optimizes the graph.
         onednn: whether oneDNN is used; None is TensorFlow's default.
@@ -140,7 +137,7 @@ def measure(
         MeasurementError: `steps` is less than 1; the step cannot be run in another
             process (a placeholder without a value, a resource that is no variable,
             Python code in the graph, a callable that cannot be imported); a function,
-            or a call that XLA compiles, has ops on tasks of a cluster; or the process
+            or a step that XLA compiles, has ops on tasks of a cluster; or the process
             failed, died or took too long. Its last words are in the message.
 
     Cost: a start of TensorFlow (some 5 s), the serialization of the graph and of the

@@ -1,17 +1,16 @@
 """The timeline of a traced step, from TensorFlow's records.
 
-Each kernel's allocations are recorded with the microsecond and the bytes asked for,
-and the release of each as a negative size under the kernel that allocated it.
-
-A variable that is changed while its value is still to be read gets a new buffer, and
-one that is assigned takes over the value's. That buffer stays; what becomes free is the
-old one, once it has been read. It was allocated before the step, so the records know
-nothing of that.
-
-Of received tensors the records tell when they came, but not that they were allocated,
-nor when they were released. Their size is that of what was sent; they are held until
-what reads them has ended, or what lies in the same buffer.
+Each kernel's allocations are recorded with the microsecond and the bytes asked for, and
+the release of each as a negative size under the kernel that allocated it.
 """
+
+# A variable that is changed while its value is still to be read gets a new buffer, and
+# one that is assigned takes over the value's. That buffer stays; the old one becomes
+# free, once it has been read. It was allocated before the step, so the records know
+# nothing of that. Of received tensors the records tell when they came, but not that
+# they were allocated, nor when they were released. Their size is that of the sent
+# tensor; they are held until their readers have ended, or those of tensors in the same
+# buffer.
 
 from __future__ import annotations
 
@@ -83,10 +82,9 @@ def _updates(
     executions: Iterable[Any],
     buffers: Collection[str],
 ) -> Mapping[str, int]:
-    """Return when the old buffer of a variable becomes free, by that in its place.
+    """Map new buffers of variables to the microsecond when the old ones get free.
 
-    The microsecond, by the name of the new buffer: that of a tensor, or that of an op
-    and " (temporary)".
+    The name of a new buffer is that of a tensor, or that of an op and " (temporary)".
     """
     started = {stats.node_name: stats.all_start_micros for stats in executions}
     ended = {stats.node_name: _end(stats) for stats in executions}
@@ -117,11 +115,10 @@ def _taken_over(
     buffers: Collection[str],
     seen: set[tuple[str, int]],
 ) -> Iterator[str]:
-    """Yield the tensors whose buffers a value may lie in.
-
-    An op that allocates nothing writes into, or forwards, a buffer of what it reads: a
-    gradient's is multiplied in place, subtracted from the variable in place, assigned.
-    """
+    """Yield the tensors whose buffers a value may lie in."""
+    # An op that allocates nothing writes into, or forwards, a buffer of an input: a
+    # gradient's is multiplied in place, subtracted from the variable in place,
+    # assigned.
     waiting = [value]
     while waiting:
         tensor = waiting.pop()
@@ -143,12 +140,12 @@ def _readers(read: Any, edges: _DataEdges) -> list[str]:
     return [node.name for node in readers]
 
 
-# What happens in one microsecond is ordered so: a kernel takes longer on a large
-# buffer, so a large buffer that is released was allocated before.
+# Events of one microsecond are ordered so: a kernel takes longer on a large buffer, so
+# a large buffer that is released was allocated before.
 _RELEASE, _START, _ALLOCATION, _RELEASE_AT_ONCE = range(4)
 _GPU_ALLOCATOR = re.compile(r"gpu_(async_)?0", re.IGNORECASE)
 _STREAM = "/stream:"
-# What hands over something that is there, and ops of the runtime around the graph.
+# Ops that hand over tensors that are there, and ops of the runtime around the graph.
 _NO_WORK = cpu.types_in(
     "Const Placeholder VarHandleOp _Arg _HostRecv _HostSend _Recv _Retval _Send"
 )
@@ -166,8 +163,8 @@ def timeline_of(
 
     `op_types` has the types of ops by name, of the graph before Grappler changed it.
     With `device` "GPU:0" the memory of the first GPU counts, else that of the host;
-    with `on`, a device's full name, only what its ops made and what it has received
-    from other processes.
+    with `on`, a device's full name, only tensors that its ops made or received from
+    other processes.
     """
     nodes = [
         node
@@ -205,12 +202,20 @@ def timeline_of(
         buffers += receipts
     levels, at_peak = _replay(executions, buffers)
     allocating = {buffer.execution for buffer in buffers}
+    made = Counter[int]()
+    for buffer in buffers:
+        made[buffer.execution] += buffer.tensor.bytes
+    phases = _phases(names, nodes, made)
+    seconds = [
+        (stats.op_end_rel_micros - stats.op_start_rel_micros) / 1e6
+        for stats in executions
+    ]
     moments = tuple(
         moment
-        for i, moment in enumerate(map(Moment, names, levels, _phases(names, nodes)))
+        for i, moment in enumerate(map(Moment, names, levels, phases, seconds))
         if i in allocating or types.get(moment.op, "_Arg") not in _NO_WORK
     )
-    # With what Grappler folded.
+    # With the constants that Grappler folded.
     constant_bytes = sum(_constant_bytes(node) for node in nodes)
     return Timeline(moments, at_peak, variable_bytes, constant_bytes, TRACE)
 
@@ -236,13 +241,21 @@ def timelines_by_device(
     return timelines
 
 
-def _phases(names: Sequence[str], nodes: Iterable[Any]) -> list[str]:
-    """Return the phase of each op that ran, by the edges of the graph that ran."""
+def _phases(
+    names: Sequence[str], nodes: Sequence[Any], made: Mapping[int, int]
+) -> list[str]:
+    """Return the phase of each op that ran, by the edges of the graph that ran.
+
+    `made` has the bytes that ops allocated, by their places.
+    """
+    kinds = {node.name: node.op for node in nodes}
     inputs = {node.name: [maker_of(name)[0] for name in node.input] for node in nodes}
     ran: dict[str, int] = {}
-    steps: list[tuple[str, list[int]]] = []
+    steps: list[program.Ran] = []
     for place, name in enumerate(names):
-        steps.append((name, [ran[i] for i in inputs.get(name, ()) if i in ran]))
+        reads = [ran[i] for i in inputs.get(name, ()) if i in ran]
+        size = made.get(place, 0)
+        steps.append(program.Ran(name, kinds.get(name, ""), reads, size))
         ran[name] = place
     return program.phases_of(steps)
 
@@ -258,7 +271,7 @@ def _constant_bytes(node: Any) -> int:
 def _buffers(
     stats: Any, execution: int, types: Mapping[str, str], device: str
 ) -> Iterator[_Buffer]:
-    """Yield what one kernel allocated."""
+    """Yield the buffers that one kernel allocated."""
     slots = [
         (o.tensor_description.allocation_description.allocated_bytes, o.slot)
         for o in stats.output
@@ -292,10 +305,8 @@ def _name(node: str, slots: list[tuple[int, int]], size: int) -> str:
 def _replay(
     executions: list[Any], buffers: list[_Buffer]
 ) -> tuple[list[int], tuple[LiveTensor, ...]]:
-    """Return the most that is held during each execution, and the buffers at the peak.
-
-    The level of an execution is that at its start or after an allocation of its own.
-    """
+    """Return the most bytes held during each execution, and the buffers at the peak."""
+    # The level of an execution is that at its start or after an allocation of its own.
     events = [(s.all_start_micros, _START, i) for i, s in enumerate(executions)]
     for i, buffer in enumerate(buffers):
         begin, end = buffer.begin, buffer.end
@@ -347,7 +358,7 @@ def _receipts(
 
 
 def _sent(run_metadata: Any) -> Mapping[tuple[str, str], tuple[str, int]]:
-    """Return the name and the bytes of what is sent, by its edge and its device."""
+    """Return the name and the bytes of each sent tensor, by its edge and its device."""
     sizes = {
         (device.device, stats.node_name, output.slot): _bytes(output)
         for device in run_metadata.step_stats.dev_stats
@@ -358,7 +369,7 @@ def _sent(run_metadata: Any) -> Mapping[tuple[str, str], tuple[str, int]]:
     for node in chain.from_iterable(p.node for p in run_metadata.partition_graphs):
         if node.op == "_Send":
             maker, slot = maker_of(node.input[0])
-            # What only orders the step is sent as a constant without elements.
+            # A control edge is sent as a constant without elements.
             size = sizes.get((node.device, maker, slot), 0)
             edge = node.attr["tensor_name"].s.decode()
             sent[edge, node.device] = f"{maker}:{slot}", size
@@ -398,10 +409,8 @@ class _Readers:
     def last_end(
         self, edge: str, size: int, begin: int, later: int | None
     ) -> int | None:
-        """Return when a buffer is free that has come over an edge at a time.
-
-        `later` is when the next one comes over the edge, None if none does.
-        """
+        """Return when a buffer is free that has come over an edge at a time."""
+        # `later` is when the next one comes over the edge, None if none does.
         ends = []
         for reader in self._reading(self._receivers[edge], size):
             if reader.op == "_Send":
@@ -428,7 +437,7 @@ class _Readers:
     def _in_place(
         self, node: str, read: tuple[str, int], size: int
     ) -> Iterator[tuple[str, int]]:
-        """Yield the results of a node that lie in the buffer of what it has read."""
+        """Yield the results of a node that lie in the buffer of an input."""
         inputs = (
             tensor for tensor in self._edges.inputs.get(node, ()) if tensor != read
         )

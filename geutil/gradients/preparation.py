@@ -1,4 +1,4 @@
-"""From the caller's arguments to a plan: what `gradients` and `explain` share."""
+"""From the caller's arguments to a plan, for `gradients` and its dry runs."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from geutil.gradients.choices import (
 )
 from geutil.gradients.encoding_ops import Encoder, halve
 from geutil.gradients.prediction import program_of
-from geutil.gradients.replanning import Replanning
 from geutil.gradients.report import Report, make_report, with_halved
+from geutil.gradients.second_plan import Replanning
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import PLAIN, Keeping, checked, resolve
 from geutil.gradients.step import PlainStep, build_step, require_targets
@@ -58,7 +58,7 @@ _ONE_DEVICE = "XLA compiles a step for one device: nothing is offloaded"
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A step with plain gradients, and what shall become of it."""
+    """A step with plain gradients, and its plan."""
 
     candidate: Candidate
     options: Options
@@ -120,7 +120,7 @@ class Prepared:
 
 
 def _warnings_of_sizes(ops: Sequence[Operation], *, compiled: bool) -> list[str]:
-    """Return what to tell of sizes that are not known, or not counted."""
+    """Return warnings of sizes that are unknown, or not counted."""
     guessed = tensor_sizes.warning_of_sizes(ops)
     warnings = [guessed] if guessed else []
     calls = list(filter(function_calls.is_compiled_call, () if compiled else ops))
@@ -139,11 +139,7 @@ def keep_all(tensor: Tensor) -> bool:
 def prepare(
     ys: Any, xs: Any, grad_ys: Any, options: Options, arguments: Mapping[str, Any]
 ) -> Prepared:
-    """Build plain gradients, and plan what is recomputed.
-
-    Arguments are those of `geutil.gradients.gradients`, with the further ones of
-    `tf.gradients`.
-    """
+    """Build plain gradients by the arguments of `gradients`, and plan recomputation."""
     targets = require_targets(ys)
     refuse_mesh(targets[0].graph)
     with placement.planning_for(targets[0].graph, options.device):
@@ -162,7 +158,7 @@ def _prepared(
     holds = options.holds_gradients
     engine = None if options.engine == "tensorflow" else engine_of(options.engine)
     tensor_dims = tensor_sizes.given_shapes(targets[0].graph, options.shapes)
-    # Before anything is built: what does not fit is refused.
+    # Before anything is built: refuse arguments that do not fit.
     behind = get_backward_walk_ops(targets, control_inputs=True)
     tensor_sizes.settle_shapes(behind, tensor_dims)
     step = build_step(
@@ -173,10 +169,7 @@ def _prepared(
 
 
 def prepare_step(step: PlainStep, options: Options) -> Prepared:
-    """Plan what is recomputed of a step with plain gradients.
-
-    Its checkpoints were checked. Raises `PlanError` as `gradients` does.
-    """
+    """Plan the recomputation of a step with plain gradients and checked checkpoints."""
     encoder, offload = Encoder(), options.offloading()
     is_compiled = runtime.is_compiled_by_xla(step.graph)
     may_send = options.offload is not False and not is_compiled

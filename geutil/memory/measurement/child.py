@@ -1,4 +1,4 @@
-"""The measuring process: `python -m geutil.memory.measuring.child JOB RESULT`."""
+"""The measuring process: `python -m geutil.memory.measurement.child JOB RESULT`."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from geutil.graph import creation, fetched_subgraph, functions
 from geutil.graph.function_calls import COMPILED
 from geutil.graph.op_types import MERGES
 from geutil.graph.protos import all_nodes
-from geutil.memory.measuring.jobs import (
+from geutil.memory.measurement.jobs import (
     CallJob,
     GraphJob,
     Job,
     MeasureOptions,
     VariableSpec,
 )
-from geutil.memory.measuring.trace import (
+from geutil.memory.measurement.trace import (
     CONTROL,
     TRANSFER,
     maker_of,
@@ -87,11 +87,11 @@ def complete_trace(trace: Callable[[], Any]) -> Any:
     """Return the `RunMetadata` of a step that has a record of each transfer.
 
     `trace` runs a step, and returns its `RunMetadata`, with the partition graphs.
-    TensorFlow switches the records of transfers on when a traced step begins, and waits
-    for no worker to have done so: what arrives before has no record. A few steps in a
-    hundred lack some, more where the machine is busy. Raises MeasurementError if each
-    of fifty steps lacked some.
+    Raises MeasurementError if each of fifty steps lacked some.
     """
+    # TensorFlow switches the records of transfers on when a traced step begins, and
+    # waits for no worker to have done so: earlier transfers have no record. A few steps
+    # in a hundred lack some, more where the machine is busy.
     for _ in range(_TRIES):
         run_metadata = trace()
         lacking = unrecorded_transfers(run_metadata)
@@ -292,7 +292,7 @@ def _status(field: str) -> int:
 
 
 def allocator_meter(device: str) -> Meter:
-    """Measure what TensorFlow's allocator hands out on a device from now on."""
+    """Measure the bytes that TensorFlow's allocator hands out from now on."""
     info = partial(tf.config.experimental.get_memory_info, device)
     try:
         tf.config.experimental.reset_memory_stats(device)
@@ -328,7 +328,7 @@ def run(job: Job, options: MeasureOptions) -> Measurement:
 
 
 def environment_of(options: MeasureOptions, device: str) -> Environment:
-    """Return what else the figures of a device depend on."""
+    """Return the surroundings of the figures of a device."""
     return Environment(
         tf.__version__,
         device,
@@ -348,7 +348,7 @@ def has_compiled_calls(job: GraphJob) -> bool:
 
 
 def _configure(job: Job, options: MeasureOptions) -> None:
-    """Set what must be set before TensorFlow starts."""
+    """Make the settings that must be made before TensorFlow starts."""
     if options.inter_op_threads is not None:
         tf.config.threading.set_inter_op_parallelism_threads(options.inter_op_threads)
     if options.intra_op_threads is not None:

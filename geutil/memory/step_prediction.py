@@ -24,9 +24,11 @@ from geutil.memory.function_memory import uncounted_loops
 from geutil.memory.kernels import device_of
 from geutil.memory.program import Program
 from geutil.memory.read import Shapes, calls_in, equal_constants, read_ops
-from geutil.memory.sizes import byte_count, megabytes, tensor_bytes
+from geutil.memory.sizes import tensor_bytes
 from geutil.memory.timeline import Timeline
+from geutil.memory.times import Times, op_times
 from geutil.select.conversions import graph_of_all
+from geutil.sizes import byte_count, size_text
 
 _logger = logging.getLogger("geutil")
 _SHOWN = 4
@@ -37,7 +39,7 @@ MOST = 1 << 20
 FIRST = 32
 """The batch size that is tried first."""
 _SLOW = 3
-"""After so many tries that do not halve what is left, it is halved."""
+"""After so many tries that do not halve the range, it is halved."""
 
 
 def predict(
@@ -59,18 +61,18 @@ def predict(
     Session to Session, and the peak may with it; of several such orders the one with
     the median peak is returned.
 
-    Feeds are not counted. Variables and constants are counted apart,
-    except that a variable which is changed before all have read it has two buffers, of
-    which one counts until the old one has been read. An op that runs functions (`If`,
-    `While`, a call) counts as one: the memory of its function comes on top while it
-    runs, the larger branch of a conditional and two iterations of a loop, for one
-    begins before the last one has ended. Tensors that a loop adds to lists, for its
-    gradient or as a result, count once for each iteration, if constants and shapes give
-    their number; else they do not, and a warning says so. Those of version 1 loops are
-    left out, and so is the memory of XLA besides the results of a call that it
-    compiles: Keras has convolutions by groups compiled on CPU, and the gradient of one
-    of 768 channels, 7 x 7, takes 231 MB. Ops of all devices are counted together, and
-    the timeline says so; `predict_by_device` has a row for each.
+    Feeds are not counted. Variables and constants are counted apart, except that a
+    variable which is changed before all have read it has two buffers, of which one
+    counts until the old one has been read. An op that runs functions (`If`, `While`, a
+    call) counts as one: the memory of its function comes on top while it runs, the
+    larger branch of a conditional and two iterations of a loop, for one begins before
+    the last one has ended. Elements that a loop adds to lists each time, for its
+    gradient or as a result, count once for each time, if constants and shapes tell how
+    often it runs; else they do not, and a warning says so. Those of loops of version 1
+    are left out, and so are the bytes that XLA holds besides the results of a call that
+    it compiles: Keras has convolutions by groups compiled on CPU, and the gradient of
+    one of 768 channels, 7 x 7, takes 231 MB. Ops of all devices are counted together,
+    and the timeline says so; `predict_by_device` tells them apart.
 
     Args:
         ys_or_fetches: the fetches of the step: tensors, ops, or nested structures of
@@ -83,12 +85,12 @@ def predict(
             or pairs. A key is a tensor, its `ref()` or its name.
         grappler: optimize the graph first.
         onednn: whether oneDNN is used, which merges convolutions with the ops around
-            them and makes them run later; None is the setting of this process.
+            them and makes them run later; None is as this process does.
         device: where ops run that name no device, such as "GPU:0", which need not be
-            there; None is the device that their gradients were planned for, or that
-            this process runs them on. Of a step on a GPU the bytes are the GPU's:
-            tensors in the host's memory do not count. `resident` is then the sum of the
-            GPU allocator's chunks, and `extent` the bytes that the GPU must have free.
+            there; None is the device that their gradients were planned for, or where
+            this process runs them. Of a step on a GPU the bytes are the GPU's: tensors
+            in the host's memory do not count. `resident` are then the bytes that the
+            GPU's allocator hands out, and `extent` those that the GPU must have free.
             Workspaces of cuDNN are left out.
 
     Returns:
@@ -137,6 +139,8 @@ class Step:
     size_of: Callable[[Tensor], int]
     # Raises PredictionError if `size_of` did not know a tensor.
     check: Callable[[], None]
+    # The time of an op, estimated.
+    time_of: Times
     fetched: Sequence[Tensor] = ()
 
     def merged(self) -> Step:
@@ -151,6 +155,7 @@ class Step:
 
     def noted(self, timeline: Timeline) -> Timeline:
         """Return a timeline of the whole step; it says so if that has devices."""
+        timeline = self.timed(timeline)
         counted = set(self.devices)
         if kind_of(self.home) != "CPU":
             # The host of a GPU does not count: the sum is the GPU's.
@@ -162,6 +167,12 @@ class Step:
             "geutil.memory.predict_by_device tells each"
         )
         return replace(timeline, note=note)
+
+    def timed(self, timeline: Timeline) -> Timeline:
+        """Return a timeline of the step with the estimated time of each op."""
+        times = {op.name: self.time_of(op) for op in self.ops}
+        moments = (replace(m, time=times.get(m.op, 0.0)) for m in timeline.moments)
+        return replace(timeline, moments=tuple(moments))
 
 
 def executed_step(
@@ -185,11 +196,9 @@ def executed_step(
 def device_peaks(
     ys_or_fetches: Any, devices: Sequence[str], device_of: Callable[[Operation], str]
 ) -> tuple[int, ...]:
-    """Predict the peak of a step on each of several devices, one thread to each.
-
-    As `predict`, without Grappler and oneDNN; variables, constants and feeds do not
-    count. A received tensor is held from the earliest moment at which it can arrive.
-    """
+    """Predict the peak of a step on each of several devices, one thread to each."""
+    # As `predict`, without Grappler and oneDNN; variables, constants and feeds do not
+    # count. A received tensor is held from the earliest moment at which it can arrive.
     program = step_program(ys_or_fetches)
     graph: Any = graph_of_all(_fetches(ys_or_fetches))
     here: dict[str, set[int]] = {device: set() for device in devices}
@@ -197,7 +206,7 @@ def device_peaks(
     for i, node in enumerate(program.nodes):
         op = graph.get_operation_by_name(node.name)
         here[device_of(op)].add(i)
-        # Where a variable or constant is received, it takes what it takes.
+        # A received variable or constant has the size of its tensor.
         made.update(zip(node.outputs, op.outputs, strict=False))
 
     def size_of(tensor: int) -> int:
@@ -277,14 +286,13 @@ def _read(
         )
     devices = [op.device or home for op in scratch_ops]
     check = partial(graph_shapes.check, fed)
-    return Step(program, scratch_ops, devices, home, size_of, check, fetched)
+    time_of = op_times(scratch_ops, {op: called.time for op, called in calls.items()})
+    return Step(program, scratch_ops, devices, home, size_of, check, time_of, fetched)
 
 
 def _keep_loops(graph_def: Any) -> None:
-    """Keep Grappler from taking loops and conditionals apart.
-
-    It knows no shapes in what they become, and the memory is the same.
-    """
+    """Keep Grappler from taking loops and conditionals apart."""
+    # It knows no shapes in their parts, and the memory is the same.
     for node in all_nodes(graph_def):
         if _LOWERED in node.attr:
             node.attr[_LOWERED].b = False
@@ -322,14 +330,14 @@ class BatchFit:
     tried: tuple[tuple[int, int], ...]
 
     def __str__(self) -> str:
-        of = megabytes(self.memory)
+        of = size_text(self.memory)
         if self.batch:
-            return f"batch size {self.batch}: {megabytes(self.bytes)} of {of}"
+            return f"batch size {self.batch}: {size_text(self.bytes)} of {of}"
         if not self.tried:
             return f"no batch fits into {of}: there is no such step"
         rows, size = min(self.tried)
         take = "one row takes" if rows == 1 else f"{rows} rows take"
-        return f"no batch fits: {take} {megabytes(size)} of {of}"
+        return f"no batch fits: {take} {size_text(size)} of {of}"
 
 
 def largest_batch(
@@ -347,18 +355,18 @@ def largest_batch(
     tried where these leave room for less than a row.
 
     Args:
-        step: builds the step for a batch size, in a graph of its own, and returns its
-            fetches, as for `predict`, or a ConcreteFunction; None where there is no
-            step that fits, say because it would take too long.
+        step: builds the step for a batch size, in a graph of its own, and returns the
+            fetches for `predict`, or a ConcreteFunction; None where there is no step
+            that fits, say because it would take too long.
         memory: in bytes, or a text such as "8GB"; variables and constants have to fit
             into it, too. A step that nothing holds to an order may take more under
-            another schedule (`worst_case`). The prediction leaves out TensorFlow's own
-            memory, a fragmented heap and slots that an optimizer makes later.
+            another schedule (`worst_case`). TensorFlow's own memory, a fragmented heap
+            and slots that an optimizer makes later are no part of the prediction.
         most: the largest batch size that is of interest.
-        resident: count the memory that CPU kernels take beside TensorFlow's allocator,
-            too (`Timeline.resident`), as the limit of a container does.
-        device: as in `predict`. For a GPU, `memory` is the part of it that TensorFlow
-            has, and the step needs `Timeline.extent`: fragments count.
+        resident: count the bytes that kernels of the CPU take beside TensorFlow's
+            allocator, too (`Timeline.resident`), as the limit of a container does.
+        device: as in `predict`. Of a GPU `memory` are the bytes that TensorFlow has of
+            it, and the step needs `Timeline.extent`: fragments count.
 
     Raises:
         ArgumentTypeError: `memory` is no number of bytes, `most` is below 1, or
@@ -435,7 +443,7 @@ def fit_batch(
 
 
 class _BatchSearch:
-    """A search by secants that halves what is left where these are slow."""
+    """A search by secants that bisects where these are slow."""
 
     def __init__(self, limit: int, most: int) -> None:
         self._limit, self._most = limit, most

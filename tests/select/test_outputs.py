@@ -1,0 +1,73 @@
+"""How much outputs move with the samples, which decides what a comparison proves."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from geutil import model
+from geutil.batchnorm import check
+from geutil.quantize import calibrate, compare_int8, quantize, to_int8
+from geutil.select.networks.outputs import Motion, Movement, rows_of
+from tests.settings import needs_eager
+
+NOTHING = "this comparison proves nothing"
+
+
+def motion(*batches, rows=None):
+    movement = Movement()
+    for batch in batches:
+        movement.add(np.asarray(batch), rows)
+    return movement.entry()
+
+
+def test_rows_of_batches_are_samples():
+    two = np.array([[1.0, 2.0], [1.5, -4.0], [1.0, 2.0]])
+    assert motion(two, two + 1, rows=3) == Motion(6.0, 4.0, 6)
+    # As one sample for each batch: an output that is not as long as the batch.
+    assert motion(two, two + 1, rows=2) == Motion(1.0, 4.0, 2)
+    assert motion(two, two[:2], rows=None).varies == np.inf
+    assert motion(np.array([3, 3, 250], np.uint8), rows=3).varies == 247
+    assert motion(np.array([b"a", b"a"], object), rows=2).varies == 0
+    assert motion(np.array([b"a", b"b"], object), rows=2).varies == np.inf
+    assert motion(np.array([1j, 1.0]), rows=2).varies == pytest.approx(2**0.5)
+    assert motion([1.0, np.nan, np.nan], rows=3).varies == np.inf
+    assert rows_of({"a": np.zeros([3, 2]), "b": np.zeros(3)}) == 3
+    assert rows_of({"a": np.zeros([3, 2]), "b": np.zeros([])}) is None
+
+
+def test_one_sample_proves_what_it_proves():
+    one = motion([1.0], rows=1)
+    assert one.proves()
+    assert str(one) == ""
+    assert Motion(0.0, 0.0, 2).relative(0.5) == np.inf
+
+
+def network(scale):
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], name="x")])
+    def f(x):
+        hidden = tf.nn.relu(x @ tf.eye(3)) * tf.constant(scale)
+        return {"live": tf.reduce_sum(x, 1, keepdims=True) @ [[2.0, 1.0]], "y": hidden}
+
+    return model.open(f)
+
+
+@needs_eager
+@pytest.mark.parametrize("scale", [0.0, 1e-10, 1.0])
+def test_comparisons_of_outputs_that_do_not_move_prove_nothing(scale):
+    m, x = network(scale), np.float32([[1, 2, 3], [3, -1, 2], [0, 1, 1]])
+    compared = m.compare(network(scale), {"x": x})
+    folded = check(m, network(scale), {"x": x})
+    simulated = network(scale)
+    quantize(simulated, is_training=False)
+    calibrate(simulated, {"x": x}, "min_max", progress=False)
+    file = compare_int8(simulated, to_int8(simulated), {"x": x})
+    for found in (compared, folded, file):
+        live, y = str(found).splitlines()[1:3]
+        assert NOTHING not in live
+        assert "over 3 samples" in live
+        assert (NOTHING in y) == (scale < 1)
+    assert compared.motions["y"].varies == pytest.approx(2 * scale)
+    assert compared.motions["live"] == Motion(8.0, 12.0, 3)
+    assert compared.equal
