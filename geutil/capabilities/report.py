@@ -41,7 +41,7 @@ class Power:
 
     @property
     def is_tolerated(self) -> bool:
-        """Whether it is reported, and is no more than computing: chance, the time."""
+        """True if it counts as computing although it is reported: chance, the time."""
         return self.kind in TOLERATED
 
     def __str__(self) -> str:

@@ -32,7 +32,7 @@ def placeholder_name(
 ) -> str:
     """Return a name for a placeholder that stands in for `t`.
 
-    "geph" is short for "graph editor placeholder": the prefix tells such ops apart.
+    "geph" is short for "graph editor placeholder": the prefix marks such ops.
 
     Args:
         t: the tensor; None gives the bare prefix.

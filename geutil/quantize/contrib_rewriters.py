@@ -78,7 +78,7 @@ def create_training_graph(
             a function that is being traced.
         quant_delay: the training step, counted from 1, from which on values are
             rounded. Let the network settle first where it is trained from scratch.
-        statistics: what the statistics of the batch are of: "exact" runs each layer
+        statistics: the source of the batch's statistics: "exact" runs each layer
             twice, "one_pass" once; see `geutil.batchnorm.fold_batch_norms`.
 
     Returns:
@@ -175,7 +175,7 @@ def experimental_create_training_graph(
             fits one network and batch size only. Some time before the end of training
             is good, when the averages have settled.
         scope: fold and quantize in this name scope only; None is all.
-        statistics: what the statistics of the batch are of: "exact" runs each layer
+        statistics: the source of the batch's statistics: "exact" runs each layer
             twice, "one_pass" once; see `geutil.batchnorm.fold_batch_norms`.
 
     Returns:

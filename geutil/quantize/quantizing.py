@@ -136,7 +136,7 @@ def quantize(
         ArgumentTypeError: an argument is of another type.
         QuantizeError: a number is out of range, an override is for no op or cannot be
             obeyed, the graph holds gradients or optimizer ops, or, with `outputs`,
-            gradients that read what they depend on, or, with `strict`, the coverage is
+            gradients that read their ancestors, or, with `strict`, the coverage is
             below 1; nothing is changed.
         SelectionError: an output is of another graph.
         StaleGraphError, FinalizedGraphError: an edit would have no effect, or is

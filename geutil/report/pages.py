@@ -97,16 +97,16 @@ def diff(
     """Draw two graphs side by side, with their differences coloured.
 
     These are ops that were added, removed, rewired or altered in their attributes. Ops
-    are told by their names, as `difference` does. Of models, the functions that their
-    graphs call are compared as well. Of a graph and the TFLite file that it was
+    are identified by their names, as in `difference`. Of models, the functions that
+    their graphs call are compared as well. Of a graph and the TFLite file that it was
     converted to, the ops of the file stand beside those that they compute: alone, or
     several fused.
 
     Args:
-        before: what `view` takes.
+        before: a subject as for `view`.
         after: likewise.
         title: the title of the page.
-        labels: what to call the two.
+        labels: the titles of the two.
         report: the report of the function that turned one into the other; see `view`.
 
     Returns:
@@ -155,7 +155,7 @@ def pipeline(
     ops that they compute, and named after the nearest graph.
 
     Args:
-        stages: what `view` takes, by name and in order: a mapping, or pairs.
+        stages: subjects as for `view`, by name and in order: a mapping, or pairs.
         title: the title of the page; by default the names of the first and the last.
         noise: the result of `compare_int8` with `layers=True`: colours the ops of the
             last quantized graph and of the last quantized file by the noise that they

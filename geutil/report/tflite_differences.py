@@ -64,7 +64,7 @@ class FileDifference:
             all that `inspect` counts but those of other signatures.
         missing: the ops of the graph that nothing of the file is known to compute, with
             their types. Ops that depend on no input are not among them: the file holds
-            what it gives.
+            its result.
         common: how many ops of the graph the file computes.
     """
 

@@ -47,7 +47,7 @@ class Quantization:
         Args:
             scales: their sizes, which are stored in float32.
             axis: the axis, where there are several.
-            zero: the integer that stands for 0.
+            zero: the integer of the value 0.
         """
         sizes = np.asarray(scales, np.float32).reshape(-1)
         several = sizes.size > 1
@@ -271,7 +271,7 @@ class LiteTensor:
         """Return the numbers that its integers represent.
 
         Raises:
-            TFLiteError: they stand for themselves.
+            TFLiteError: they represent themselves.
         """
         if self.quantization is None:
             raise TFLiteError(f"tensor {self.label} of the file has no steps")

@@ -1,11 +1,15 @@
 """The pages are in the field's words: subject, verb and object, and no riddles."""
 
+import importlib
+import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.documentation.pages import DOCS
+from tests.documentation.test_site import PACKAGES
 
 WRITTEN = {"zoo.md": "\n## "}
 """Pages that a tool writes, and the mark behind which it quotes messages."""
@@ -44,6 +48,23 @@ def pages() -> dict[str, list[str]]:
     return {name: blocks(text) for name, text in texts.items()}
 
 
+def docstrings() -> Iterator[tuple[str, str]]:
+    """Yield the docstrings that the reference shows, with the names of their owners."""
+    for package in PACKAGES:
+        module = importlib.import_module(package)
+        for name in module.__all__:
+            public = getattr(module, name)
+            if not inspect.isclass(public):
+                members = {name: public}
+            else:
+                members = {name: public, **vars(public)}
+            for own, member in members.items():
+                routine = getattr(member, "fget", None) or member
+                is_shown = inspect.isroutine(routine) or inspect.isclass(routine)
+                if is_shown and not own.startswith("_") and routine.__doc__:
+                    yield f"{package}.{name}.{own}", routine.__doc__
+
+
 def faults(block: str) -> list[str]:
     """Return the openings and words of a block that pages do not use."""
     found = [f"begins with '{match}'" for match in OPENING.findall(block)]
@@ -71,6 +92,20 @@ def test_what_is_rare():
         for word in re.findall(r"[A-Za-z']+", part)
     ]
     assert len(words) > 30_000
+    assert words.count("what") <= SHARE * len(words)
+
+
+def test_docstrings_of_the_reference_have_subjects_and_few_whats():
+    shown = {text: name for name, text in docstrings()}
+    wrong = {
+        (name, opening)
+        for text, name in shown.items()
+        for block in blocks(text)
+        for opening in OPENING.findall(block)
+    }
+    assert sorted(wrong) == []
+    words = re.findall(r"[a-z']+", " ".join(shown).lower())
+    assert len(words) > 40_000
     assert words.count("what") <= SHARE * len(words)
 
 

@@ -92,7 +92,7 @@ class CurvePoint:
     Attributes:
         size: the bytes of all weights.
         noise: the noise, measured, as a share of the signal.
-        predicted: the noise as the sum of what layers add.
+        predicted: the noise as the sum of the layers' noise.
     """
 
     size: int
@@ -122,7 +122,7 @@ class BitPlan(Shown):
         size: the bytes of the weights.
         int8_size: their bytes in 8 bits each.
         noise: the noise of the network with these bits, as `quantize` assembles it.
-        predicted: the noise as the sum of what layers add.
+        predicted: the noise as the sum of the layers' noise.
         int8_noise: the noise with 8 bits for each layer.
         method: how ranges of activations were calibrated; "" if there are none.
         batches: how many batches the noise was measured on.
@@ -160,7 +160,7 @@ class BitPlan(Shown):
 
     @property
     def overrides(self) -> dict[str, Override]:
-        """What `geutil.quantize.quantize` takes as `overrides`: the bits by name."""
+        """The `overrides` for `geutil.quantize.quantize`: the bits by name."""
         return overrides_of({op: la.bits for la in self.layers for op in la.ops})
 
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:

@@ -200,7 +200,7 @@ def calibrate(
     - "adaround": each weight goes up or down as gradient descent finds it best (Nagel
       et al. 2020, arXiv 2004.10568).
 
-    A few hundred samples like those of the model's use are enough. What is decided is
+    A few hundred samples like those of the model's use are enough. The decisions are
     held in variables, `<range>/correction` of weights and `<layer>/bias/correction`,
     which are added before rounding; the weights themselves stay as they are.
     Calibrating again decides again. Other signatures do not read them.

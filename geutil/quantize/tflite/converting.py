@@ -63,7 +63,7 @@ def to_int8(
     file, with the weights that they have in the model. Each op that stays float is
     logged as a warning with the reason, which says so if the op is quantized in the
     model all the same. A model that was quantized for training is converted as it will
-    be deployed: with the ranges as they are, whatever its delay.
+    be deployed: with the current ranges, at any delay.
 
     Args:
         model: a `geutil.model.Model` that was quantized.
@@ -84,7 +84,7 @@ def to_int8(
             output cannot have its type; or the converter fails, whose message is in
             this one, or makes a file that cannot be run.
 
-    Cost: what TFLite's converter takes: seconds for a network of 150 layers.
+    Cost: the time of TFLite's converter: seconds for a network of 150 layers.
 
     Example:
         >>> import tensorflow as tf
@@ -197,8 +197,8 @@ def to_tflite(
             nor calibrated since; an input or an output cannot have its type; or the
             converter fails, or makes a file that cannot be run.
 
-    Cost: what TFLite's converter takes: seconds for a network of 150 layers; and what
-        the search for an order does.
+    Cost: the time of TFLite's converter: seconds for a network of 150 layers; and the
+    time of the search for an order.
 
     Example:
         >>> import tensorflow as tf

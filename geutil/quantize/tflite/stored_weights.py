@@ -88,7 +88,8 @@ def _store(tensor: LiteTensor, value: Array) -> None:
     levels = np.floor(value / scales + np.float32(0.5)) + (zeros - middle)
     dtype = "int16" if middle == 32768 else "int8"
     limits = np.iinfo(dtype)
-    tensor.store(np.clip(levels, limits.min, limits.max), dtype)
+    # Of a single number NumPy makes a scalar, which is no array.
+    tensor.store(np.asarray(np.clip(levels, limits.min, limits.max)), dtype)
     zero = steps.zero_points[0] - middle
     tensor.quantization = Quantization.of(steps.sizes, steps.axis, zero)
 
