@@ -143,7 +143,8 @@ def test_outputs_are_compared(geutil, place, folder, tmp_path):
     said = geutil("run", first, *data, "--against", other)
     assert said.code == 1
     assert "last: largest difference 0.25 absolute" in said.out
-    assert "sample" not in said.out
+    assert "of sample" not in said.out
+    assert "over 6 samples" in said.out
     told = geutil.json("run", first, *data, "--against", other, code=1)
     assert told["equal"] is False
     assert told["differences"][0]["absolute"] == pytest.approx(0.25, rel=1e-5)

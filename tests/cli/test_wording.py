@@ -216,7 +216,7 @@ check net net --data taken | no .npz or .npy file & numpy.savez
 check net more | do not match
 check net pair | `geutil rename --input`
 check both net | pass --signature with one of
-check net.tflite --against net --data data.npz --layers | `geutil quantize`
+check net.tflite --against net --data data.npz --layers | `geutil quantize --data`
 convert net -o new.keras | holds a graph, which does not tell them
 convert net -o new.h5 | geutil does not write
 convert lstm.keras -o new.keras --format pbtxt | --format is pbtxt
