@@ -4,7 +4,7 @@ import type { Graph } from "./graph";
 import type { Point } from "./layered";
 import { boxOf, HEADING, headingOf, linesOf, type Layout } from "./layout";
 import { borderOf, fillOf, labelOf } from "./looks";
-import type { Item } from "./scopes";
+import type { Item } from "./items";
 import { every, type Steps } from "./steps";
 import type { Visible, VisibleEdge } from "./visible";
 
