@@ -311,3 +311,29 @@ def test_einsums_count_the_copies_that_they_work_on():
         if abs(traced - predicted) > 0.02 * traced:
             wrong[name] = traced, predicted
     assert wrong == {}
+
+
+def test_moments_have_times_and_phases():
+    """Constants and shapes are bookkeeping, wherever they stand, and take no time."""
+    with tf.Graph().as_default():
+        x = tf.compat.v1.placeholder(tf.float32, [None, 32], name="x")
+        w = tf.compat.v1.placeholder(tf.float32, [32, 16], name="w")
+        y = tf.matmul(x, w, name="y")
+        loss = tf.reduce_mean(tf.tanh(y))
+        slopes = tf.gradients(loss, w)
+    timeline = predict(slopes, shapes={"x": [64, 32]}, grappler=False)
+    moments = {moment.op: moment for moment in timeline.moments}
+    # Multiply-adds, and 16 for each element that is read or written.
+    elements = 64 * 32 + 32 * 16 + 64 * 16
+    assert moments["y"].time == 64 * 32 * 16 + 16 * elements
+    kinds = {op.name: op.type for op in slopes[0].graph.get_operations()}
+    counted = [
+        moment.phase
+        for moment in timeline.moments
+        if moment.phase != "bookkeeping" and moment.op not in ("x", "w")
+    ]
+    assert counted == sorted(counted, key=("forward", "backward").index)
+    assert {"forward", "backward"} == set(counted)
+    for moment in timeline.moments:
+        if kinds.get(moment.op) in ("Const", "Shape"):
+            assert (moment.phase, moment.time) == ("bookkeeping", 0)

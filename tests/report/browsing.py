@@ -46,9 +46,13 @@ _SHOWN_IN = """([width, height, scheme]) => {
   const drawings = window.geutil?.drawings ?? [];
   const fit = drawings.every(({ viewport: { size, holder } }) =>
     size.width === holder.clientWidth && size.height === holder.clientHeight);
+  // A chart follows its panel a frame later.
+  const charts = [...document.querySelectorAll('.chart')].every((panel) =>
+    (panel.querySelector('.uplot')?.clientWidth ?? panel.clientWidth)
+    === panel.clientWidth);
   const offer = document.querySelector('button.theme')?.textContent;
   const other = scheme === 'dark' ? 'light' : 'dark';
-  return fit && innerWidth === width && innerHeight === height
+  return fit && charts && innerWidth === width && innerHeight === height
     && (offer ?? `${other} colours`) === `${other} colours`;
 }"""
 _DOTS = """(selector) => {

@@ -141,6 +141,24 @@ def test_the_strip_tells_of_each_stage(opened, keep):
     keep(opened, "pipeline")
 
 
+def test_both_panes_open_the_same_scopes_and_counts_agree(opened, page):
+    """A file is no single closed box beside an open graph; its ends are no ops."""
+    for _ in range(2):
+        opened.page.keyboard.press("]")
+    assert headings(opened) == ["quantized", "int8 file"]
+    assert opened.open_scopes(0) == opened.open_scopes(1) != set()
+    stage, nodes = page.payload["pipeline"]["stages"][3], page.payload["graphs"][3]
+    ends = len(nodes["names"]) - stage["ops"]
+    assert 0 < stage["ops"] < len(nodes["names"])
+    told = f"{stage['ops']} ops, {ends} inputs and constants"
+    assert told in opened.page.locator(".stages li").nth(3).inner_text()
+    header = opened.page.locator("section.drawing header .dim").nth(1)
+    assert header.inner_text() == told
+    # Closed scopes say in words what became of their ops.
+    lines = [line for text in opened.colours("lines", 1).values() for line in text]
+    assert any(line.endswith(" fused") for line in lines)
+
+
 def test_keys_step_along_and_any_two_are_shown(opened):
     opened.page.keyboard.press("]")
     assert headings(opened) == ["folded", "quantized"]

@@ -4,7 +4,7 @@ import type { Drawing } from "./drawing";
 import { element, link, button } from "./dom";
 import type { Graph } from "./graph";
 import { SAME, STATUS_NAMES, type ReportRow } from "./payload";
-import type { Item } from "./scopes";
+import type { Item } from "./items";
 import { copy } from "./sharing";
 
 /** More consumers than these are counted, and named on request. */

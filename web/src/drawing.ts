@@ -3,6 +3,7 @@
 import { element } from "./dom";
 import { frame } from "./framing";
 import { Graph } from "./graph";
+import type { Item } from "./items";
 import type { Point } from "./layered";
 import { layOut, type Known } from "./layout";
 import { fillOf, labelOf } from "./looks";
@@ -10,7 +11,7 @@ import { paint, type Marks } from "./painter";
 import { STATUS_NAMES, type GraphData } from "./payload";
 import { Progress } from "./progress";
 import { centre, EMPTY, nodeAt, sceneOf, type Scene, type SceneNode } from "./scene";
-import { Hierarchy, type Item } from "./scopes";
+import { Hierarchy } from "./scopes";
 import { atOnce, inSteps, Stopped, type Steps } from "./steps";
 import { onTheme } from "./theme";
 import { Viewport } from "./viewport";

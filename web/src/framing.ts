@@ -2,7 +2,7 @@
 
 import { centre, type Rect, type Scene, type SceneNode } from "./scene";
 import type { View } from "./painter";
-import type { Item } from "./scopes";
+import type { Item } from "./items";
 
 /** The zoom at which labels are read with ease, and the least at which they are. */
 const READABLE = 0.8;

@@ -11,7 +11,7 @@ import type { ComparisonData, GraphData, Payload, ReportRow } from "./payload";
 import { graphPicker } from "./picker";
 import { changesPanel, reportPanel } from "./rows";
 import type { SceneNode } from "./scene";
-import type { Item } from "./scopes";
+import type { Item } from "./items";
 import { searchPanel, type Match } from "./search";
 import { linkTo, placeInLink, type Place } from "./sharing";
 import { comparedSheets, sheetsOf, StageStrip, type Sheet } from "./stages";

@@ -3,7 +3,7 @@
 // So opening a scope moves what is around it and costs no more than that.
 
 import { layOutScope, type Box, type Point, type ScopeJob, type ScopeLayout } from "./layered";
-import type { Item } from "./scopes";
+import type { Item } from "./items";
 import { every, type Steps } from "./steps";
 import type { Visible, VisibleEdge } from "./visible";
 

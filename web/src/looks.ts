@@ -12,7 +12,7 @@ import {
 } from "./colours";
 import type { Graph } from "./graph";
 import { ADDED, ALTERED, FUSED, REMOVED, REWIRED, SAME, STATUS_NAMES } from "./payload";
-import type { Item } from "./scopes";
+import type { Item } from "./items";
 
 /** What is written on an item that is closed, or above it when it is open. */
 export function labelOf(item: Item, graph: Graph): string {

@@ -2,7 +2,7 @@
 // be put into groups without a cycle among the groups.
 
 import type { Graph } from "./graph";
-import type { Item } from "./scopes";
+import type { Item } from "./items";
 
 /** Children that stay together: one and its weights, or several in a cycle. */
 export type Unit = Item[];

@@ -216,7 +216,7 @@ function lowSide(ops: number[], reads: number[][], sideOf: (op: number) => numbe
   // What reaches no high op is low; no later flow comes there.
   const low = new Set<number>();
   for (const start of ops) {
-    if (sides.get(start) !== LOW) continue;
+    if (sides.get(start) !== LOW || low.has(start)) continue;
     const cameFrom = new Map([[start, -1]]);
     const waiting = [start];
     let end = -1;

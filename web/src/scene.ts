@@ -4,7 +4,7 @@ import type { Graph } from "./graph";
 import type { Point } from "./layered";
 import { boxOf, HEADING, headingOf, linesOf, type Layout } from "./layout";
 import { borderOf, fillOf, labelOf } from "./looks";
-import type { Item } from "./scopes";
+import type { Item } from "./items";
 import { every, type Steps } from "./steps";
 import type { Visible, VisibleEdge } from "./visible";
 
@@ -107,10 +107,13 @@ function headline(label: string, width: number): string {
   const letters = Math.floor((width / headingOf("0")) * 1.1);
   const [name, ...others] = label.split("\n");
   if (name.length > letters) return `${name.slice(0, letters - 1)}…`;
-  return others.reduce((text, part) => {
+  let text = name;
+  for (const part of others) {
     const longer = `${text} · ${part}`;
-    return longer.length <= letters ? longer : text;
-  }, name);
+    if (longer.length > letters) break;
+    text = longer;
+  }
+  return text;
 }
 
 function edgeOf(

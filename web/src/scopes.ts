@@ -2,27 +2,10 @@
 // common where a scope holds more than a person wants to see at once.
 
 import type { Graph } from "./graph";
+import type { Item } from "./items";
 import { isNamed, unitsInOrder, type Unit } from "./order";
 import { SAME, STATUS_NAMES } from "./payload";
 import { scopesOf } from "./placement";
-
-export interface Item {
-  /** What it is known by: the path of a scope, or the name of an op behind a colon. */
-  key: string;
-  label: string;
-  kind: "op" | "scope" | "group";
-  parent: Item | null;
-  children: Item[];
-  /** The op that it is; -1 for scopes and groups. */
-  op: number;
-  /** All ops in it. */
-  ops: number[];
-  /** How many of its ops were added, removed, rewired: by status. */
-  changes: number[];
-  open: boolean;
-  /** How many items it lies in. */
-  depth: number;
-}
 
 /** More children than these are put into groups, where names suggest some. */
 const MANY = 24;

@@ -2,7 +2,8 @@
 // It is found in steps: see steps.ts.
 
 import type { Graph } from "./graph";
-import type { Hierarchy, Item } from "./scopes";
+import type { Item } from "./items";
+import type { Hierarchy } from "./scopes";
 import { every, type Steps } from "./steps";
 
 export interface VisibleEdge {

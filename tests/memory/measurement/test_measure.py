@@ -146,6 +146,8 @@ def test_the_timeline_of_a_graph(of_graph):
     ops = [moment.op for moment in timeline.moments]
     forward = [f"matmul_{i}" for i in range(DEPTH)]
     assert [op for op in ops if op in forward] == forward
+    # In seconds: ops take some time, and together no more than a test waits for.
+    assert 0 < sum(moment.time for moment in timeline.moments) < 600
     levels = {moment.op: moment.bytes for moment in timeline.moments}
     assert [levels[op] for op in forward] == [MIB, 2 * MIB, 3 * MIB, 4 * MIB]
     assert sum(tensor.bytes for tensor in timeline.at_peak) == timeline.peak
