@@ -124,10 +124,10 @@ def test_the_step_takes_no_more_when_it_runs():
 def test_what_fits_at_the_ends_of_the_range():
     fit = largest_batch(step, 1000)
     assert (fit.batch, fit.bytes) == (0, 0)
-    assert str(fit).startswith("no batch fits: one row takes 0.")
+    assert str(fit).startswith("no batch fits: one row takes ")
     fit = largest_batch(step, "1GB", most=20)
     assert fit.batch == 20
-    assert str(fit) == f"batch size 20: {fit.bytes / 1e6:.2g} MB of 1000 MB"
+    assert str(fit) == f"batch size 20: {fit.bytes / 1e3:.0f} kB of 1.00 GB"
 
 
 def test_what_is_no_memory_or_no_number_is_refused():

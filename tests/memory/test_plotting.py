@@ -48,7 +48,7 @@ def test_the_words_of_a_timeline(tmp_path):
     texts = words(timeline_of(5).plot(tmp_path / "step.svg"))
     assert "peak 10.0 MB" in texts
     assert "in 'block/op_4'" in texts
-    assert "besides variables 30.0 MB, constants 500.0 kB" in texts
+    assert "besides variables 30.0 MB, constants 500 kB" in texts
     assert "ops in order of execution" in texts
     assert [t for t in texts if t.startswith("block")] == [
         f"block/op_{i}:0" for i in range(5)

@@ -43,7 +43,7 @@ def test_a_timeline_as_text():
     held = [("block/conv:0", 400), ("x:0", 100)]
     headline = (
         "peak 500 MB at 'b' (predicted; 1 MB = 10^6 bytes), besides variables 3.0 MB "
-        "and constants 0 MB"
+        "and constants 0 B"
     )
     assert str(timeline_of(100, 500, held=held)).splitlines() == [
         headline,
@@ -55,7 +55,7 @@ def test_a_timeline_as_text():
     lines = str(timeline_of(200, held=held)).splitlines()
     assert len(lines) == 12
     assert lines[-1].split() == ["27.0", "MB", "in", "3", "smaller", "ones"]
-    assert str(EMPTY).startswith("peak 0 MB (predicted;")
+    assert str(EMPTY).startswith("peak 0 B (predicted;")
 
 
 def test_a_comparison():

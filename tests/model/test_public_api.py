@@ -62,7 +62,7 @@ Body.add_output(self, name: str, tensor: Tensor | Mapping[str, Tensor]) ->
 Body.remove_output(self, name: str) -> None
 """
 METHODS = [name.partition(".")[::2] for name in frozen(SIGNATURES) if "." in name]
-PROPERTIES = "assets functions graph layers signatures variables"
+PROPERTIES = "assets functions graph layers op_count signatures variables"
 # For tools that are built on models: they are documented, and may still change.
 FOR_TOOLS = """
     concrete_function derived holdings opened_signatures program reached_ops rebuilt

@@ -289,7 +289,7 @@ def test_the_report(graph):
     assert sum(shares) == pytest.approx(100, abs=0.2)
     assert lines[0].startswith("4 stages, 8 micro-batches, 1f1b: bubble ")
     assert "at most 4 micro-batches" in lines[1]
-    assert f"weights {step.weights[1] / 1e6:.2g} MB" in lines[2]
+    assert f"weights {step.weights[1] / 1e3:.1f} kB" in lines[2]
 
 
 def with_constant_batch(x):

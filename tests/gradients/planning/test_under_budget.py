@@ -152,7 +152,7 @@ def test_what_is_refused_or_explained_leaves_a_graph_untouched(graph):
     ws = [tf.compat.v1.get_variable(f"w{n}", shape) for n in range(LAYERS)]
     loss = chain_loss(x, ws)
     before = graph.as_graph_def()
-    message = r"within 0\.01 MB; the least .* is .* MB; pass a larger budget"
+    message = r"within 10\.0 kB; the least .* is .* [kM]B; pass a larger budget"
     with pytest.raises(PlanError, match=message):
         gradients(loss, ws, checkpoints=Budget(10_000))
     with pytest.raises(ArgumentTypeError, match="through limits"):
