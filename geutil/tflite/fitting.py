@@ -29,7 +29,7 @@ def _kind(op: LiteOp) -> Iterator[str]:
         yield "TFLite has no such kind; an op of your own needs custom_options"
         return
     highest = KINDS.get(op.kind, OTHER).version
-    if not isinstance(op.version, int) or not 1 <= op.version <= highest:
+    if op.version not in range(1, highest + 1):
         yield f"its version is {op.version}, and the runtime has {highest}"
     faults = (option_fault(op.table, *option) for option in op.options.items())
     yield from filter(None, faults)

@@ -10,7 +10,7 @@ from geutil import tflite
 from geutil.errors import TFLiteError
 from geutil.tflite.run import new_interpreter
 from geutil.tflite.versions import version_of
-from tests.tflite.converting import drawn, quantized, run
+from tests.tflite.running import drawn, quantized, run
 from tests.tflite_files import SAMPLES
 
 RANDOM = np.random.default_rng(8)
