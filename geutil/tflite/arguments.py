@@ -66,12 +66,7 @@ def checked(function: C) -> C:
 
 
 def check_text(value: Any, what: str) -> str:
-    """Return a text that a file can hold.
-
-    Raises:
-        ArgumentTypeError: it is no text.
-        TFLiteError: UTF-8 cannot encode it, as lone surrogates.
-    """
+    """Return a text that a file can hold."""
     if not isinstance(value, str):
         raise ArgumentTypeError(f"{what} is a text, not {_shown(value)}; pass a str")
     try:

@@ -191,15 +191,7 @@ def faults(op: LiteOp) -> list[str]:
 
 
 def check_fits(op: LiteOp, reads: Sequence[LiteTensor | None] | None = None) -> None:
-    """Refuse an op whose tensors do not fit its kernel.
-
-    Args:
-        op: the op.
-        reads: the tensors that it will read; faults that it has already are no reason.
-
-    Raises:
-        TFLiteError: with the first fault.
-    """
+    """Refuse an op whose tensors do not fit its kernel."""
     if reads is None:
         new = faults(op)
     else:

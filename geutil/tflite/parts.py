@@ -703,13 +703,6 @@ def copied_record(record: Any) -> Any:
 def stored(value: Array, dtype: str) -> Array:
     """Return the bytes of an array as a file holds them.
 
-    Args:
-        value: the array; integers in the range of the type.
-        dtype: the name of the type to store it in.
-
-    Raises:
-        TFLiteError: numpy has no such type, or its integers cannot be these numbers.
-
     Example:
         >>> import numpy as np
         >>> from geutil.tflite.parts import stored
