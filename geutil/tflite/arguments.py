@@ -81,6 +81,8 @@ def check_text(value: Any, what: str) -> str:
 
 def check_numbers(values: Any, kind: type, what: str) -> None:
     """Refuse what is no tuple of numbers of a kind."""
+    if isinstance(values, tuple) and {*map(type, values)} <= {kind}:
+        return
     if not isinstance(values, tuple) or not all(_fits(v, kind, what) for v in values):
         raise ArgumentTypeError(
             f"{what} cannot be {_shown(values)}; pass a tuple of {_WORDS[kind]} each"

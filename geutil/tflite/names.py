@@ -67,7 +67,7 @@ def names_result(name: str) -> bool:
 
 
 def op_names(graph: LiteGraph) -> list[str]:
-    """Return a name for each op of a subgraph, all different, after its first result."""
+    """Return a name for each op of a subgraph, all different, by its first result."""
     unique = UniqueNames()
     return [unique.name(_wanted(op)) for op in graph.ops]
 
