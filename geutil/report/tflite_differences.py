@@ -151,8 +151,6 @@ def pairs_of_file(graph: Subject, file: FileSubject) -> list[FilePair]:
     """Return a graph and a file matched, then the bodies of their loops and branches.
 
     Bodies belong together whose ops that run them do.
-
-    Cost: linear in ops and edges.
     """
     bodies = {body.label: body for body in graph.bodies}
     pairs: list[FilePair] = []
@@ -249,10 +247,7 @@ def _is_data(op: Operation) -> bool:
 
 
 def difference_of_file(graph: Subject, file: FileSubject) -> FileDifference:
-    """Return what a file has and lacks of the graph that it was converted from.
-
-    Cost: linear in ops and edges.
-    """
+    """Return what a file has and lacks of the graph that it was converted from."""
     ops: list[FileOpMatch] = []
     missing: list[tuple[str, str]] = []
     common = 0
@@ -323,10 +318,7 @@ def node_names(pair: FilePair) -> list[str]:
 
 
 def named_after(graph: Subject | None, file: FileSubject) -> FileSubject:
-    """Return a file whose nodes have the names of what they compute of a graph.
-
-    Cost: linear in ops and edges.
-    """
+    """Return a file whose nodes have the names of what they compute of a graph."""
     if graph is None:
         return file
     names = {id(p.subject): node_names(p) for p in pairs_of_file(graph, file)}
@@ -357,10 +349,7 @@ Partners = dict[int, list[int]]
 def links_of(
     pair: FilePair,
 ) -> tuple[tuple[list[int], list[int]], tuple[Partners, Partners]]:
-    """Return what became of the ops of both sides, and which of them belong together.
-
-    Cost: linear in ops and edges.
-    """
+    """Return the outcome of the ops of both sides, and those that belong together."""
     of_ops = {place: list(ats) for place, ats in pair.matching.nodes.items() if ats}
     of_nodes = {
         at: list(ops)
@@ -374,8 +363,6 @@ def page_data(graph: Subject, file: FileSubject) -> list[dict[str, Any]]:
     """Return a graph and a file as the viewer takes them: in pairs, with partners.
 
     Subgraphs that no op of the graph is known to call are left out.
-
-    Cost: linear in ops and edges.
     """
     columns = {one["label"]: one for one in file.data()}
     ours = {one["label"]: one for one in graph.data()}

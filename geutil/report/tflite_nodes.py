@@ -113,10 +113,7 @@ class FileSubject:
         return replace(self, nodes=(), ends={}, outputs={}, bodies=())
 
     def data(self) -> list[dict[str, Any]]:
-        """Return the subgraphs as the viewer takes them.
-
-        Cost: linear in ops and edges.
-        """
+        """Return the subgraphs as the viewer takes them."""
         every = (self, *self.bodies)
         labels = {one.graph: one.label for one in every}
         return [_columns(one, labels) for one in every]
@@ -134,19 +131,7 @@ def is_file(value: object) -> bool:
 def file_subject(
     value: Any, label: str = "", signature: str | None = None
 ) -> FileSubject:
-    """Return what to draw of a TFLite file.
-
-    Args:
-        value: its path, or its bytes.
-        label: what to call it.
-        signature: the signature whose subgraph comes first; the first subgraph if the
-            file has none of that name.
-
-    Raises:
-        ModelError: it cannot be read, is no TFLite file, or is not whole.
-
-    Cost: linear in ops and edges.
-    """
+    """Return what to draw of a TFLite file."""
     content, name = _content(value)
     signatures = {one.graph: one for one in reversed(content.signatures.values())}
     labels = {g: g.name or f"subgraph {i}" for i, g in enumerate(content.graphs)}

@@ -53,21 +53,7 @@ class MeasuredArena:
 def measure_arena(
     file: LiteFile, graph: LiteGraph | None = None, *, reference: bool = False
 ) -> MeasuredArena:
-    """Return the arena that the interpreter plans for a file, without delegates.
-
-    Args:
-        file: the file. Sizes that it leaves open count as 1.
-        graph: one of its subgraphs, the first if None; others are measured in a file in
-            which they are the first.
-        reference: whether it is measured with TFLite's reference kernels, which hold
-            few temporary buffers.
-
-    Raises:
-        ValueError, RuntimeError: it cannot be run.
-
-    Cost: TFLite's own, which allocates the arena, and linear in the tensors; some
-        20 us for each; a copy of the weights.
-    """
+    """Return the arena that the interpreter plans for a file, without delegates."""
     graph = graph or file.graphs[0]
     first = copy.copy(file)
     # An op that calls a subgraph finds it wherever it is.
@@ -85,10 +71,6 @@ def measure_op_temporaries(
 
     They are those of the arena and such that are kept from run to run: the interpreter
     does not tell them apart. Ops that call subgraphs, or share a state, have none.
-
-    Args:
-        graph: a subgraph of a file.
-        reference: as of `measure_arena`.
 
     Cost: an interpreter for each op; some 1 ms, and a copy of its weights.
     """

@@ -48,11 +48,6 @@ def greedy_offsets(
     last. TensorFlow Lite does the former, with an alignment of 64 bytes, and
     TensorFlow Lite for Microcontrollers the latter, with 16.
 
-    Args:
-        buffers: in any order.
-        alignment: offsets are multiples of it, in bytes.
-        fit: which gap is taken.
-
     Cost: for each buffer, those that are alive at the same time, sorted; some 20 us for
         each of a thousand.
 
@@ -109,10 +104,6 @@ def arena_bytes(
 
 def alive_bytes(buffers: Sequence[ArenaBuffer], steps: int) -> list[int]:
     """Return how many bytes are alive in each step: no arena is smaller than the most.
-
-    Args:
-        buffers: in any order.
-        steps: how many steps there are.
 
     Example:
         >>> alive_bytes([ArenaBuffer(0, 1, 100), ArenaBuffer(1, 2, 300)], 3)
@@ -216,17 +207,11 @@ class ArenaProgram:
         return buffers
 
     def alive(self, order: Sequence[int]) -> list[int]:
-        """Return how many bytes are alive in each step of an order.
-
-        Cost: linear in operations and values.
-        """
+        """Return how many bytes are alive in each step of an order."""
         return alive_bytes(self.buffers(order), self.count)
 
     def peak(self, order: Sequence[int]) -> int:
-        """Return the most bytes that are alive at once in an order.
-
-        Cost: linear in operations and values.
-        """
+        """Return the most bytes that are alive at once in an order."""
         return max(self.alive(order), default=0)
 
 

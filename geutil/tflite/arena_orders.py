@@ -63,16 +63,6 @@ def least_peak(
 ) -> LeastPeak:
     """Return an order in which the fewest bytes are alive at once.
 
-    Args:
-        program: the operations; their own order is known.
-        known: other orders that are known.
-        iterations: how many states are looked at before the best order that was found
-            is returned, unproven.
-
-    Cost: exponential at worst, and linear in `iterations`, each of which takes the
-        operations that are ready, and those that may follow them at once: some 100 us.
-        Chains and networks whose largest step is the same in any order take none.
-
     Example:
         A sum of two branches; the one whose result is small had better run first:
 
@@ -318,17 +308,6 @@ def least_arena(
     """Return the best of some orders, and of such that one move after another leads to.
 
     Where there are no more orders than tries, all are tried.
-
-    Args:
-        program: the operations.
-        cost: the bytes of the arena in an order; what follows them decides between
-            orders of one size.
-        orders: that are known; of equal ones the first is taken.
-        enough: no order is looked for if the arena is no larger than this.
-        tries: how many are tried besides; as many from each that is known.
-        seed: of the moves.
-
-    Cost: `tries` times that of `cost`, and linear in operations and edges.
 
     Example:
         >>> from geutil.tflite.arena_buffers import ArenaProgram, Value

@@ -86,13 +86,6 @@ class RuntimeArena:
 def runtime_arenas(file: LiteFile, graph: LiteGraph) -> dict[Runtime, RuntimeArena]:
     """Return the arena of a subgraph under each runtime.
 
-    Args:
-        file: the file.
-        graph: the subgraph.
-
-    Raises:
-        ValueError, RuntimeError: it cannot be run.
-
     Cost: two interpreters of the file, and one for each op where kernels need temporary
         buffers: some 1 ms for each op.
     """
@@ -144,14 +137,7 @@ def _values(
     *,
     stay: bool = True,
 ) -> tuple[list[Value], tuple[LiteTensor, ...]]:
-    """Return the buffers of ops, and the tensors that these are.
-
-    Args:
-        graph: the ops.
-        sizes: the bytes of tensors that are in the arena.
-        roots: for tensors that share a buffer with others, the first of them.
-        stay: whether inputs are alive to the end.
-    """
+    """Return the buffers of ops, and the tensors that these are."""
     makers = {t: -1 for t in graph.inputs if t in sizes}
     users: dict[LiteTensor, dict[int, None]] = {t: {} for t in makers}
     for i, op in enumerate(graph.ops):

@@ -66,12 +66,7 @@ def checked(function: C) -> C:
 
 
 def check_text(value: Any, what: str) -> str:
-    """Return a text that a file can hold.
-
-    Raises:
-        ArgumentTypeError: it is no text.
-        TFLiteError: UTF-8 cannot encode it, as lone surrogates.
-    """
+    """Return a text that a file can hold."""
     if not isinstance(value, str):
         raise ArgumentTypeError(f"{what} is a text, not {_shown(value)}; pass a str")
     try:
@@ -86,6 +81,8 @@ def check_text(value: Any, what: str) -> str:
 
 def check_numbers(values: Any, kind: type, what: str) -> None:
     """Refuse what is no tuple of numbers of a kind."""
+    if isinstance(values, tuple) and {*map(type, values)} <= {kind}:
+        return
     if not isinstance(values, tuple) or not all(_fits(v, kind, what) for v in values):
         raise ArgumentTypeError(
             f"{what} cannot be {_shown(values)}; pass a tuple of {_WORDS[kind]} each"

@@ -21,18 +21,9 @@ from geutil.tflite.schema import DTYPES, PACKED_BITS, schema
 def dense(tensor: LiteTensor) -> Array | None:
     """Return the values of a constant, whether it is stored sparse or not.
 
-    Args:
-        tensor: a tensor of a file.
-
     Returns:
         The array, of Python's bytes for strings, which must not be written to; None of
         what is computed.
-
-    Raises:
-        TFLiteError: the parts of a sparse tensor do not fit together, or its type has
-            no arrays.
-
-    Cost: linear in the values.
     """
     data = tensor.buffer.data
     if 0 in tensor.sizes:

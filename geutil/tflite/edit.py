@@ -80,12 +80,7 @@ class Plan:
         self.ops = [op for op in self.ops if op not in gone]
 
     def apply(self, edit: str) -> None:
-        """Check the plan, and change the subgraph.
-
-        Raises:
-            TFLiteError: a tensor would be read that nothing makes, there would be a
-                circle, or metadata name ops by their places.
-        """
+        """Check the plan, and change the subgraph."""
         state.check_places_are_free(self._file, edit)
         graph, kept = self.graph, {*self.ops}
         for op in self.ops:
@@ -145,11 +140,7 @@ def drop_unused(
 
 
 def check_alike(new: LiteTensor, old: LiteTensor) -> None:
-    """Refuse to put a tensor in the place of one that it differs from.
-
-    Raises:
-        TFLiteError: their types, shapes or quantization differ.
-    """
+    """Refuse to put a tensor in the place of one that it differs from."""
     for field, remedy in (
         ("dtype", "insert a QUANTIZE, DEQUANTIZE or CAST"),
         ("shape", "insert a RESHAPE"),
@@ -483,14 +474,7 @@ def _incoming(
     taken: Sequence[LiteTensor],
     given: Sequence[LiteTensor] | None,
 ) -> tuple[list[LiteOp], list[LiteTensor]]:
-    """Return copies of the ops of another subgraph between tensors of this one.
-
-    Args:
-        plan: the plan, which gets the subgraphs that the ops call.
-        by: the other subgraph, or the file whose main one it is.
-        taken: the tensors that its inputs will be.
-        given: the tensors that its outputs will be; new ones if None.
-    """
+    """Return copies of the ops of another subgraph between tensors of this one."""
     other = by if isinstance(by, LiteGraph) else looking.graph_of(by)
     for mine, its, word in (
         (taken, other.inputs, "inputs"),

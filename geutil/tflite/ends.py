@@ -70,16 +70,7 @@ class End:
 def set_types(
     file: Contents, graph: LiteGraph, ends: Sequence[End], choices: Choices = CHOICES
 ) -> None:
-    """Let inputs and outputs of a subgraph have other types.
-
-    Args:
-        file: the file.
-        ends: its ends, and the types that they are to have.
-        choices: by the type that kernels have, the types that an end can have.
-
-    Raises:
-        TFLiteError: one cannot have its type.
-    """
+    """Let inputs and outputs of a subgraph have other types."""
     edit = _Ends(file, graph)
     if ends:
         looking.check_uncalled(file, graph, "another type")
@@ -95,11 +86,7 @@ def set_types(
 
 
 def _changes(end: End, inner: LiteTensor, choices: Choices) -> bool:
-    """Tell whether an end has another type than it is to have.
-
-    Raises:
-        TFLiteError: it cannot have that.
-    """
+    """Tell whether an end has another type than it is to have."""
     kind, is_stepped = inner.dtype, inner.quantization is not None
     is_float = kind == "float32"
     known: Sequence[str] = choices.get(kind, ()) if is_stepped or is_float else ()
@@ -316,17 +303,7 @@ def give_ends(
     tensors: Sequence[LiteTensor],
     names: Mapping[LiteTensor, str] = MappingProxyType({}),
 ) -> None:
-    """Let a subgraph have some inputs or outputs, and its signatures name these.
-
-    Args:
-        file: the file.
-        field: "inputs" or "outputs".
-        tensors: the ends; those that signatures name already keep their names.
-        names: the names of others; else they are called as the tensors.
-
-    Raises:
-        TFLiteError: a signature has an end of a name already.
-    """
+    """Let a subgraph have some inputs or outputs, and its signatures name these."""
     named: list[tuple[LiteSignature, dict[str, LiteTensor]]] = []
     for signature in looking.signatures_of(file, graph):
         old = getattr(signature, field)
@@ -365,14 +342,7 @@ def _ends_of(
     types: Mapping[str, str] | str | None,
     steps: Mapping[str, Quantization],
 ) -> list[End]:
-    """Return the ends of a subgraph that are to change, of the types that are wanted.
-
-    Args:
-        file: the file.
-        what: "input" or "output".
-        types: the type of all that are quantized, or by name the types of some.
-        steps: by name the steps of ends in float that are to become integers.
-    """
+    """Return the ends of a subgraph that are to change, and the types wanted."""
     names = _names_of(file, graph, what)
     wanted = dict.fromkeys(names, types) if isinstance(types, str) else types or {}
     found: list[End] = []

@@ -29,7 +29,7 @@ def _kind(op: LiteOp) -> Iterator[str]:
         yield "TFLite has no such kind; an op of your own needs custom_options"
         return
     highest = KINDS.get(op.kind, OTHER).version
-    if not 1 <= op.version <= highest:
+    if op.version not in range(1, highest + 1):
         yield f"its version is {op.version}, and the runtime has {highest}"
     faults = (option_fault(op.table, *option) for option in op.options.items())
     yield from filter(None, faults)
@@ -191,15 +191,7 @@ def faults(op: LiteOp) -> list[str]:
 
 
 def check_fits(op: LiteOp, reads: Sequence[LiteTensor | None] | None = None) -> None:
-    """Refuse an op whose tensors do not fit its kernel.
-
-    Args:
-        op: the op.
-        reads: the tensors that it will read; faults that it has already are no reason.
-
-    Raises:
-        TFLiteError: with the first fault.
-    """
+    """Refuse an op whose tensors do not fit its kernel."""
     if reads is None:
         new = faults(op)
     else:

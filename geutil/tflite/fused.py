@@ -52,10 +52,7 @@ class Parts:
         )
 
     def complete(self) -> None:
-        """Add what each op of the file takes in.
-
-        Cost: linear in ops and edges.
-        """
+        """Add what each op of the file takes in."""
         self._add_behind(alone=True)
         self._add_before()
         self._add_behind(alone=False)
@@ -75,11 +72,7 @@ class Parts:
         return [place for place in left if place not in flow.twins]
 
     def _add_behind(self, *, alone: bool) -> None:
-        """Add what forwards a result, or is held by it, to what it forwards.
-
-        Args:
-            alone: whether nothing else may read that result.
-        """
+        """Add what forwards a result, or is held by it, to what it forwards."""
         flow = self._flow
         for place in self._open():
             step = kernels.is_step(flow.ops[place])

@@ -317,11 +317,7 @@ def _free(name: str, taken: Iterable[str]) -> str:
 
 
 def _fits(source: LiteTensor, wanted: LiteTensor) -> bool:
-    """Tell whether a shape is one of those that another with free sizes allows.
-
-    Raises:
-        TFLiteError: it can never be.
-    """
+    """Tell whether a shape is one of those that another with free sizes allows."""
     mine, other = source.shape or (), wanted.shape or ()
     pairs = [*zip(mine, other, strict=False)]
     if len(mine) != len(other) or any(
@@ -336,11 +332,7 @@ def _fits(source: LiteTensor, wanted: LiteTensor) -> bool:
 
 
 def bridge(source: LiteTensor, wanted: LiteTensor) -> LiteOp | None:
-    """Return the op that makes a tensor of another one; None if they are alike.
-
-    Raises:
-        TFLiteError: no QUANTIZE or DEQUANTIZE op can.
-    """
+    """Return the op that makes a tensor of another one; None if they are alike."""
     one, two = source.quantization, wanted.quantization
     if source.dtype == wanted.dtype and (
         one == two or have_equal_steps(source, wanted)
@@ -429,12 +421,6 @@ def copied(file: F, other: F, *, every: bool = False) -> F:
     """Return a copy of a file whose variables are not those of another one.
 
     Weights are not copied: both files have the same buffers.
-
-    Args:
-        file: the file whose variables it must not touch.
-        other: the file that is copied.
-        every: whether all of its subgraphs are copied; else the main one, and those
-            that it calls.
     """
     state.check_places_are_free(other, "a join")
     state.check_places_are_free(file, "a join")

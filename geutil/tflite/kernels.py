@@ -174,12 +174,7 @@ def is_called(kind: str, op: Operation) -> bool:
 
 
 def can_compute(kind: str, op: Operation) -> bool:
-    """Tell whether an op of a file can compute one of a graph.
-
-    Args:
-        kind: the type of the first, such as "CONV_2D".
-        op: the second.
-    """
+    """Tell whether an op of a file can compute one of a graph."""
     if op.type in op_types.PLACEHOLDERS:
         return False
     if kind in CONVERSIONS:

@@ -29,11 +29,7 @@ Regex = str | re.Pattern[str]
 
 
 def graph_of(file: Contents, graph: GraphLike = None) -> LiteGraph:
-    """Return a subgraph of a file: by object, name or place; the main one if None.
-
-    Raises:
-        TFLiteError: the file has no such subgraph, or several of the name.
-    """
+    """Return a subgraph of a file: by object, name or place; the main one if None."""
     if not file.graphs:
         raise TFLiteError("the file has no subgraph; begin one with add_input")
     if graph is None:
@@ -64,11 +60,7 @@ def check_uncalled(file: Contents, graph: LiteGraph, edit: str) -> None:
 
 
 def tensor_of(file: Contents, item: TensorLike, graph: LiteGraph) -> LiteTensor:
-    """Return a tensor of a subgraph: itself, by its name, or by that in a signature.
-
-    Raises:
-        TFLiteError: the subgraph has no such tensor, or several of the name.
-    """
+    """Return a tensor of a subgraph: itself, by its name, or by that in a signature."""
     if isinstance(item, LiteTensor):
         if not graph.has_tensor(item):
             raise TFLiteError(f"{item!r} is no tensor of {graph!r}")
@@ -109,11 +101,7 @@ def ends(file: Contents, graph: LiteGraph) -> Iterator[tuple[str, LiteTensor]]:
 
 
 def op_of(file: Contents, item: OpLike, graph: LiteGraph) -> LiteOp:
-    """Return an op of a subgraph: itself, by a tensor that it makes, or by its place.
-
-    Raises:
-        TFLiteError: the subgraph has no such op.
-    """
+    """Return an op of a subgraph: itself, by a tensor that it makes, or its place."""
     if isinstance(item, LiteOp):
         if item.graph is not graph:
             raise TFLiteError(f"{item!r} is no op of {graph!r}")

@@ -160,9 +160,6 @@ def new_op(
     """Return an op that is in no subgraph yet, whose kind and options are checked.
 
     Its version is the oldest one that computes it if None.
-
-    Raises:
-        TFLiteError: TFLite has no such kind, or the kind no such option.
     """
     if custom_options is None:
         try:

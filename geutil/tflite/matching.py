@@ -71,16 +71,7 @@ def match(
     inputs: Mapping[str, LiteTensor],
     outputs: Mapping[str, LiteTensor],
 ) -> Matching:
-    """Match the ops of a graph to those of a subgraph of a file.
-
-    Args:
-        graph: the graph.
-        file: the subgraph.
-        inputs: the tensors that it is given, by name.
-        outputs: those that it gives, by name.
-
-    Cost: linear in ops and edges.
-    """
+    """Match the ops of a graph to those of a subgraph of a file."""
     return _Matcher(graph, file, inputs, outputs).result()
 
 

@@ -49,10 +49,6 @@ def spellings(name: str) -> Iterator[str]:
 def called(name: str, ops: Mapping[str, T]) -> T | None:
     """Return the op that a file's name of it stands for; None if there is none.
 
-    Args:
-        name: the name.
-        ops: ops by their names.
-
     Example:
         >>> called("net/MatMul_12", {"net/MatMul": 0, "net/MatMul_1": 1})
         1
@@ -71,10 +67,7 @@ def names_result(name: str) -> bool:
 
 
 def op_names(graph: LiteGraph) -> list[str]:
-    """Return a name for each op of a subgraph, no two the same, after its first result.
-
-    Cost: linear in the ops.
-    """
+    """Return a name for each op of a subgraph, all different, by its first result."""
     unique = UniqueNames()
     return [unique.name(_wanted(op)) for op in graph.ops]
 

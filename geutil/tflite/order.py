@@ -21,8 +21,6 @@ def dependencies(graph: LiteGraph) -> list[tuple[int, int]]:
     """Return the pairs (earlier, later) of places of ops that must keep their order.
 
     The later one reads what the earlier one makes, or both are stateful.
-
-    Cost: linear in ops and edges.
     """
     place = {op: at for at, op in enumerate(graph.ops)}
     pairs = dict.fromkeys(
@@ -43,19 +41,7 @@ def fixed_order_reason(file: Contents) -> str | None:
 
 
 def reorder(file: Contents, graph: LiteGraph, order: Sequence[int]) -> None:
-    """Let the ops of a subgraph run in another order; nothing else changes.
-
-    Args:
-        file: the file.
-        graph: one of its subgraphs.
-        order: the ops by their present places.
-
-    Raises:
-        TFLiteError: the order leaves out an op, or runs one before another whose result
-            or state it needs; or metadata name ops by their places.
-
-    Cost: linear in ops and edges.
-    """
+    """Let the ops of a subgraph run in another order; nothing else changes."""
     check_places_are_free(file, "another order")
     ops = graph.ops
     if sorted(order) != list(range(len(ops))):

@@ -385,8 +385,11 @@ class LiteOp:
         outputs: tuple[LiteTensor, ...],
     ) -> LiteOp:
         """Return the op of a code and a record of the schema, without options."""
-        op = cls(code.kind, inputs, outputs, version=code.version)
+        op = cls.__new__(cls)
         op.code, op.record, op.is_custom = code, record, code.is_custom
+        op.kind, op.version, op.graph = code.kind, code.version, None
+        op._inputs, op._outputs, op.intermediates = inputs, outputs, ()
+        op.table, op.options, op.custom_options = None, {}, b""
         return op
 
     @property
@@ -580,7 +583,9 @@ class LiteGraph:
         op.graph = self
         _link(op, op.inputs, "readers")
         _link(op, op.outputs, "makers")
-        self.add_tensors((*op.inputs, *op.outputs, *op.intermediates))
+        for tensor in (*op.inputs, *op.outputs, *op.intermediates):
+            if tensor is not None:
+                self._tensors.setdefault(tensor)
 
     @checked
     def set_ops(self, ops: Iterable[LiteOp]) -> None:
@@ -703,13 +708,6 @@ def copied_record(record: Any) -> Any:
 
 def stored(value: Array, dtype: str) -> Array:
     """Return the bytes of an array as a file holds them.
-
-    Args:
-        value: the array; integers in the range of the type.
-        dtype: the name of the type to store it in.
-
-    Raises:
-        TFLiteError: numpy has no such type, or its integers cannot be these numbers.
 
     Example:
         >>> import numpy as np

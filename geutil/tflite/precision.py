@@ -30,8 +30,6 @@ def precision_of(op: LiteOp) -> str:
     The type is that of what it computes from and into; a file's names for it are
     "int8", "float32", "int16 with int8 weights", or "float32 with int8 weights
     (hybrid)" where TFLite quantizes the activations while it runs.
-
-    Cost: linear in the op's inputs and outputs.
     """
     read, made = op.reads, op.outputs
     if op.kind in _CONVERSIONS and read and made:

@@ -51,15 +51,7 @@ class BrokenFileError(TFLiteError):
 
 
 def read_into(file: Contents, blob: Any) -> None:
-    """Read a file into an object without contents.
-
-    Args:
-        file: the object.
-        blob: the bytes, or their mapping to memory.
-
-    Raises:
-        BrokenFileError: it is no TFLite file, or is not whole.
-    """
+    """Read a file into an object without contents."""
     if not is_tflite(blob):
         raise BrokenFileError("these bytes are no TFLite file")
     try:

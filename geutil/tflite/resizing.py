@@ -88,12 +88,7 @@ class Flow:
         self._called: list[LiteGraph] = []
 
     def follow(self, graph: LiteGraph, given: Mapping[LiteTensor, Shape]) -> Flow:
-        """Follow shapes through a subgraph; return self.
-
-        Args:
-            graph: the subgraph.
-            given: the shapes of its inputs.
-        """
+        """Follow shapes through a subgraph; return self."""
         if graph in self._called or len(self._called) > _DEPTH:
             raise TFLiteError(
                 f"subgraph '{graph.name}' calls itself, or calls go deeper than "

@@ -40,20 +40,7 @@ def new_interpreter(
     reference: bool = False,
     threads: int = 1,
 ) -> Any:
-    """Return an interpreter of a file, whose tensors are not allocated yet.
-
-    Args:
-        blob: the file.
-        delegates: whether ops may go to the delegate that runs by default, XNNPACK, as
-            in an app; else each runs on TFLite's own kernel.
-        keep_tensors: whether every tensor can be read after a run.
-        reference: whether ops run on TFLite's reference kernels, which are slow and
-            need few temporary buffers, like those of microcontrollers.
-        threads: how many threads one op may take.
-
-    Raises:
-        ValueError, RuntimeError: it is no TFLite file.
-    """
+    """Return an interpreter of a file, whose tensors are not allocated yet."""
     module = _interpreter_module()
     if module is None:
         import tensorflow as tf

@@ -145,11 +145,7 @@ def type_numbers() -> dict[str, int]:
 
 
 def kind_number(kind: str) -> int:
-    """Return the number of a kind of ops.
-
-    Raises:
-        KeyError: the schema has none of that name.
-    """
+    """Return the number of a kind of ops."""
     numbers = vars(schema().BuiltinOperator)
     if kind not in numbers or kind[0] == "_":
         raise KeyError(kind)
@@ -196,11 +192,7 @@ def option_word(name: str, value: Any) -> Any:
 
 
 def option_number(name: str, value: Any) -> Any:
-    """Return the value of an option as the file has it.
-
-    Raises:
-        KeyError: the schema has no such word.
-    """
+    """Return the value of an option as the file has it."""
     if name in _ENUMERATIONS and isinstance(value, str):
         numbers = {word: n for n, word in words_of(_ENUMERATIONS[name]).items()}
         return numbers[value]

@@ -707,19 +707,6 @@ def output_shapes(
 ) -> tuple[Shape, ...]:
     """Return the shapes of the tensors that an op makes.
 
-    Args:
-        op: the op.
-        shapes: the shapes of its inputs; those of its tensors if None.
-        values: the arrays of its inputs, None of those that are not known; those that
-            the file holds if None.
-
-    Returns:
-        A shape for each output: None in it for a size that is not known, and None in
-        its place where the rank is not known.
-
-    Raises:
-        TFLiteError: the inputs do not fit the op.
-
     Cost: constant, but for the ends of a RANGE.
 
     Example:

@@ -144,12 +144,7 @@ FOLDS: Mapping[str, Fold] = {
 
 
 def computed(case: Case, shape: Shape) -> Array | None:
-    """Return the sizes that an op computes; None if it computes something else.
-
-    Args:
-        case: the op and its inputs.
-        shape: the shape of its output.
-    """
+    """Return the sizes that an op computes; None if it computes something else."""
     fold = FOLDS.get(case.op.kind)
     if fold is None or case.op.is_custom or len(case.op.outputs) != 1:
         return None

@@ -69,14 +69,6 @@ class SlowOps:
 def slow_ops(file: Contents) -> tuple[SlowOps, ...]:
     """Return the ops of a file that run on slow kernels on CPUs.
 
-    Args:
-        file: the file.
-
-    Returns:
-        Those of a kind together, the slowest kind first.
-
-    Cost: linear in ops.
-
     Example:
         >>> from geutil import tflite
         >>> from geutil.tflite.speed import slow_ops

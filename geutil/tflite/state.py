@@ -120,15 +120,6 @@ def in_order(
 
     Ops stay where they are as far as that goes, and those with state keep their order
     among themselves.
-
-    Args:
-        ops: the ops.
-        inputs: the tensors that ops will read, of those for which these change.
-
-    Raises:
-        TFLiteError: there is a circle.
-
-    Cost: linear in ops and edges, times the logarithm of the ops.
     """
     maker = {t: op for op in ops for t in op.outputs}
     place = {op: i for i, op in enumerate(ops)}

@@ -95,11 +95,6 @@ def faults_of_steps(
 def numbers_of(integers: Array, steps: Quantization) -> Array:
     """Return the numbers that integers stand for, in float32.
 
-    Args:
-        integers: the integers.
-        steps: their scales and zero points; those of blocks have their scales in an
-            array of the file.
-
     Example:
         >>> import numpy as np
         >>> from geutil.tflite import Quantization
@@ -133,11 +128,6 @@ def integers_of(numbers: Array, steps: Quantization, dtype: str) -> tuple[Array,
     """Return the integers that stand for numbers, and which of these were clipped.
 
     Halves are rounded away from zero, as TFLite does.
-
-    Args:
-        numbers: the numbers.
-        steps: the scales and zero points to store them in.
-        dtype: the type of the integers.
 
     Example:
         >>> import numpy as np

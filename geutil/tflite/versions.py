@@ -138,9 +138,6 @@ _BY_OPTION: Mapping[str, Callable[[LiteOp], int]] = {
 def version_of(op: LiteOp) -> int:
     """Return the oldest version of a kernel that computes an op.
 
-    Args:
-        op: the op; of a kind that the table does not hold, the version is 1.
-
     Example:
         >>> from geutil import tflite
         >>> from geutil.tflite.versions import version_of

@@ -9,8 +9,10 @@ import tensorflow as tf
 from geutil import model, tflite
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
 from geutil.tflite.parts import Buffer
+from geutil.tflite.run import new_interpreter
 from tests import tflite_files
 from tests.settings import needs_eager
+from tests.tflite_files import IMAGE
 
 pytestmark = needs_eager
 
@@ -234,3 +236,64 @@ def test_a_file_is_edited(geutil, file, tmp_path):
     assert [*opened(new).metadata] == []
     geutil.done("batch-size", file, "3", "-o", new, "--force")
     assert opened(new).graphs[0].inputs[0].shape[0] == 3
+
+
+@pytest.fixture
+def network(tmp_path):
+    path = tmp_path / "network.tflite"
+    path.write_bytes(tflite_files.unfolded().blob)
+    return path
+
+
+def _interpreted(blob):
+    interpreter = new_interpreter(blob)
+    interpreter.allocate_tensors()
+    interpreter.set_tensor(interpreter.get_input_details()[0]["index"], IMAGE)
+    interpreter.invoke()
+    return interpreter.get_tensor(interpreter.get_output_details()[0]["index"])
+
+
+@pytest.mark.parametrize("command", ["fold", "convert", "strip"])
+def test_commands_that_need_a_graph_take_files(geutil, network, tmp_path, command):
+    path = tmp_path / "net"
+    if command == "strip":
+        path = path.with_suffix(".tflite")
+    geutil.done(command, network, "-o", path)
+    wanted = _interpreted(network.read_bytes())
+    if command == "strip":
+        made = _interpreted(path.read_bytes())
+    else:
+        m = model.open(str(path))
+        ((name, made),) = m.run(**dict.fromkeys(m.inputs, IMAGE)).items()
+    np.testing.assert_allclose(made, wanted, rtol=0, atol=1e-6)
+
+
+def test_files_are_quantized_and_told_of_memory(geutil, network, tmp_path):
+    path = tmp_path / "small.tflite"
+    geutil.done("quantize", network, "-o", path, "--scheme", "weight_only_int8")
+    assert tflite.open(path).find_tensors(dtype="int8", where=lambda t: t.buffer.size)
+    made, wanted = (_interpreted(one.read_bytes()) for one in (path, network))
+    np.testing.assert_allclose(made, wanted, rtol=0, atol=0.02)
+    found = geutil.json("memory", network, "--batch", "1")
+    assert 0 < found["plain_peak"] <= found["plain_worst"]
+    assert "equal on" in geutil.done("check", network, path, "--atol", "0.02")
+    geutil.done("check", network, path, "--atol", "1e-9", code=1)
+
+
+def test_files_without_a_graph_are_refused_with_the_remedy(geutil, tmp_path):
+    path = tmp_path / "custom.tflite"
+    m = tflite.LiteFile()
+    x = m.add_input("x", "float32", [2])
+    m.set_outputs(m.add("Mine", [x], shape=[2], custom_options=b""))
+    m.save(path)
+    for command in ("fold", "convert", "quantize"):
+        said = geutil(command, path, "-o", tmp_path / "out")
+        assert said.code == 1
+        assert "cannot become the graph that this command needs" in said.err
+        assert "pass the model that it was made from" in said.err
+
+
+def test_what_is_no_model_is_told_all_kinds(geutil, tmp_path):
+    (tmp_path / "notes.txt").write_text("none")
+    said = geutil("fold", tmp_path / "notes.txt", "-o", tmp_path / "out")
+    assert ".keras, .h5 or .tflite file" in said.err

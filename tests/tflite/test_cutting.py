@@ -252,3 +252,16 @@ def test_metadata_that_no_longer_fit():
                 edit()
         m.strip(metadata=[name])
         m.cut("t0")
+
+
+def test_outputs_that_a_file_gives_twice_survive_a_split():
+    m = chain("NEG", "EXP")
+    m.signatures["serve"].outputs["again"] = m.tensor("t1")
+    m.graphs[0].outputs *= 2
+    first, second = m.split("t0")
+    assert [t.name for t in second.graphs[0].outputs] == ["t1", "t1"]
+    assert [*second.signatures["serve"].outputs] == ["scores", "again"]
+    m.graphs[0].outputs = (m.tensor("t0"), m.tensor("t0"), m.tensor("t1"))
+    first, second = m.split("t0")
+    assert [t.name for t in first.graphs[0].outputs] == ["t0", "t0"]
+    assert [t.name for t in second.graphs[0].outputs] == ["t1"]

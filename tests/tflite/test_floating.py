@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from geutil import tflite
 from geutil.errors import TFLiteError
-from tests.tflite.converting import drawn, float_file, quantized, run
+from tests.tflite.running import drawn, float_file, quantized, run
 from tests.tflite_files import SAMPLES
 
 RANDOM = np.random.default_rng(6)

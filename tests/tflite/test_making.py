@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from geutil import tflite
-from geutil.errors import TFLiteError
+from geutil.errors import GeutilError, TFLiteError
 from geutil.tflite.verify import find_violations
 from tests.tflite.declared import chain
 from tests.tflite.running import runs
@@ -141,3 +141,57 @@ def test_options_that_would_be_0_are_asked_for(kind, option):
     with pytest.raises(TFLiteError, match=f"needs the option '{option}'"):
         m.add(kind, [x])
     assert len(m.graphs[0].ops) == before
+
+
+def test_signatures_follow_their_ends():
+    m = chain("NEG", "EXP")
+    m.metadata["TFLITE_METADATA"] = tflite.parts.Buffer(np.zeros(4, np.uint8))
+    m.set_outputs(["t1", "t0"])
+    assert [*m.signatures["serve"].outputs] == ["scores", "t0"]
+    # It describes the ends that were.
+    assert not m.metadata
+    m.set_outputs("t0")
+    m.add_input("mask", "bool", [4])
+    signature = m.signatures["serve"]
+    assert ([*signature.inputs], [*signature.outputs]) == (["image", "mask"], ["t0"])
+    m.verify()
+    with pytest.raises(TFLiteError, match="has an input 'image' already; pass a"):
+        m.add_input("image", "bool", [4])
+    assert len(m.graphs[0].inputs) == 2
+    m.tensor("t1").name = ""
+    with pytest.raises(
+        TFLiteError, match=r"or give <LiteTensor output 0 of op 1 \(EXP"
+    ):
+        m.set_outputs(m.op(1).outputs)
+
+
+def test_nameless_tensors_are_told_by_their_ops():
+    m = chain("NEG", "EXP")
+    m.strip(names=True)
+    assert repr(m.op(0)) == "<LiteOp 0 (NEG)>"
+    with pytest.raises(TFLiteError, match=r"output 0 of op 0 \(NEG\) is float32"):
+        m.set_quantization(m.op(0).outputs[0], 0.5)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda m: m.metadata.update({"\ud800": tflite.parts.Buffer()}),
+        lambda m: m.metadata.update({3: tflite.parts.Buffer()}),
+        lambda m: setattr(m, "description", "\ud800"),
+        lambda m: setattr(m.signatures["serve"], "key", "\ud800"),
+        lambda m: m.signatures["serve"].inputs.update({"\ud800": m.tensor("x")}),
+        lambda m: setattr(m.op(0), "version", "two"),
+        lambda m: setattr(m.op(0), "kind", "NEGATE"),
+        lambda m: setattr(m.tensor("t0"), "dtype", "int99"),
+        lambda m: setattr(
+            m.graphs[0], "outputs", (tflite.LiteTensor("o", "int8", []),)
+        ),
+    ],
+)
+def test_fields_that_no_file_can_have_are_told_on_writing(spoil):
+    m = chain("NEG", "EXP")
+    spoil(m)
+    with pytest.raises(GeutilError):
+        m.to_bytes()
+    assert chain("NEG", "EXP").to_bytes()

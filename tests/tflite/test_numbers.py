@@ -10,7 +10,7 @@ from geutil import tflite
 from geutil.errors import TFLiteError
 from geutil.tflite.run import new_interpreter
 from geutil.tflite.versions import version_of
-from tests.tflite.converting import drawn, quantized, run
+from tests.tflite.running import drawn, quantized, run
 from tests.tflite_files import SAMPLES
 
 RANDOM = np.random.default_rng(8)
@@ -277,3 +277,39 @@ def _newest(file, version):
 def test_versions_of_integers_are_those_that_the_converter_writes():
     file = tflite.open(converted(reshaped))
     assert _newest(file, lambda op: op.version) == _newest(file, version_of)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "value", "said"),
+    [
+        ("float16", [1e6, -1e6], "clipped: 2 of 'w'"),
+        ("float32", [1e300, 1.0], "clipped: 1 of 'w'"),
+        ("float32", [np.inf, 1.0], "not all finite"),
+        ("float16", [np.nan, 1.0], "not all finite"),
+        ("int64", [1e30, 0.0], "int64 cannot be"),
+        ("int32", [2**31, 0], "int32 cannot be"),
+        ("int32", [0.5, 0], "int32 cannot be"),
+        ("bool", [2, 0], "bool cannot be"),
+        ("int32", ["a", "b"], "pass numbers"),
+    ],
+)
+def test_numbers_that_a_constant_cannot_be_are_told(dtype, value, said):
+    m = tflite.LiteFile()
+    m.add_input("x", "int8", [2])
+    w = m.add_constant("w", np.ones(2), dtype=dtype)
+    try:
+        assert said in str(m.constants.write("w", np.array(value)))
+        assert np.isfinite(w.value).all()
+    except (TypeError, ValueError) as error:
+        assert said in str(error)
+        assert w.value.tolist() == [1, 1]
+
+
+def test_masks_of_infinities_are_written_back():
+    m = tflite.LiteFile()
+    m.add_input("x", "int8", [2])
+    w = m.add_constant("w", np.array([-np.inf, 0], np.float32))
+    m.constants["w"] = m.constants["w"] + 1
+    assert w.value.tolist() == [-np.inf, 1]
+    with pytest.raises(TFLiteError, match="numbers that float16 cannot be"):
+        m.add_constant("v", [1e6], dtype="float16")

@@ -9,7 +9,7 @@ import tensorflow as tf
 from geutil import tflite
 from geutil.errors import TFLiteError
 from geutil.tflite.run import new_interpreter
-from tests.tflite.converting import drawn, float_file, run
+from tests.tflite.running import drawn, float_file, run
 from tests.tflite_files import SAMPLES
 
 ROWS = 3

@@ -1,19 +1,23 @@
 """Each invariant is broken once; real files keep them all."""
 
+import random
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from geutil import tflite
-from geutil.errors import VerificationError
+from geutil.errors import GeutilError, VerificationError
 from geutil.tflite.parts import Buffer
 from geutil.tflite.run import new_interpreter
 from geutil.tflite.schema import kind_names
 from geutil.tflite.verify import CHECKS, find_violations
 from tests.tflite.declared import chain, counter, diamond
+from tests.tflite.mutating import mutant
+from tests.tflite.running import runs
+from tests.tflite.test_shapes import converted
 from tests.tflite_files import SAMPLES, int8
-from tests.thorough import thorough
+from tests.thorough import is_quick, thorough
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -151,6 +155,48 @@ def variable_made(m):
     m.tensor("t0").is_variable = True
 
 
+def left_out(m):
+    m.op("sum").set_input(1, None)
+
+
+def number(m):
+    m.op("sum").options["fused_activation_function"] = 1.5
+
+
+def type_of_kernel(m):
+    for t in m.tensors:
+        t.dtype = "int64"
+
+
+def two_types(m):
+    m.tensor("right").dtype = "float16"
+
+
+def called(m):
+    graph = m.add_graph("branch")
+    m.set_outputs(m.add_input("y", "float32", [2, 4], graph=graph), graph=graph)
+    named = {"then_subgraph_index": graph, "else_subgraph_index": graph}
+    condition = m.add_input("condition", "int8", [])
+    made = tflite.LiteTensor("z", "int32", [2, 4])
+    m.add("IF", [condition, "t0"], outputs=[made], **named)
+
+
+def float_bias(m):
+    first(m, "CONV_2D").inputs[2].dtype = "float32"
+
+
+def long_bias(m):
+    first(m, "CONV_2D").inputs[2].shape = [9]
+
+
+def no_steps(m):
+    first(m, "CONV_2D").outputs[0].quantization = None
+
+
+def variable_with_values(m):
+    m.tensor("w").is_variable = True
+
+
 def variable_unset(m):
     ops = [op for graph in m.graphs for op in graph.ops]
     for op in ops:
@@ -172,6 +218,15 @@ BROKEN = [
     (diamond, word, "kinds", "cannot have 'SWISH' as its option"),
     (TWO, count, "counts", "reads 2 tensors, and its kernel takes 1"),
     (counter, handle, "types", "which is a handle"),
+    (diamond, left_out, "counts", "leaves out input 1, which its kernel needs"),
+    (diamond, number, "kinds", "cannot have 1.5 as its option"),
+    (TWO, type_of_kernel, "types", "its kernel computes in float32, .* is int64"),
+    (diamond, two_types, "types", "and its kernel takes one type"),
+    (TWO, called, "counts", r"goes by .*, which is no bool(.|\n)*for the outputs"),
+    (quantized, float_bias, "biases", "is float32, and is int32 for int8"),
+    (quantized, long_bias, "biases", "has 9 values for 8"),
+    (quantized, no_steps, "biases", "computes in integers, and .* has no steps"),
+    (diamond, variable_with_values, "variables", "and has values in the file"),
     (TWO, dtype, "types", "makes float32, and .* is int32"),
     (diamond, shape, "shapes", r"makes \[1, 3\], and .* is \[1, 4\]"),
     (diamond, unfit, "shapes", "cannot take"),
@@ -228,6 +283,26 @@ def versions(kind):
                 continue
         found.append(version)
     return found
+
+
+def test_most_of_what_the_interpreter_refuses_is_told():
+    """Measured: 98.6 of 100 of 800 mutants that it refuses; nothing tells others."""
+    blobs = [
+        make().blob for make in (SAMPLES["int8"], SAMPLES["flow"], SAMPLES["lstm"])
+    ]
+    blobs += [converted("numbers"), diamond().to_bytes()]
+    refused = told = 0
+    for seed in range(150 if is_quick() else 2000):
+        rng = random.Random(seed)
+        _, _, m = mutant(rng.choice(blobs), rng)
+        try:
+            blob = m.to_bytes()
+            runs(blob, count=1)
+        except (AssertionError, GeutilError):
+            refused += 1
+            told += bool(find_violations(m))
+    assert refused > 60
+    assert told >= 0.96 * refused
 
 
 @thorough

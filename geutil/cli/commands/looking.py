@@ -270,7 +270,7 @@ def check(
     of_files = {"--steps": steps, "--layers": layers or None, "--html": html}
     files.check_source(path)
     batches = None if data is None else Batches(data, batch)
-    if not files.is_lite(path):
+    if not files.is_lite(path) or (other is not None and files.is_lite(other)):
         _refuse_unused({"--against": against, **of_files}, "are of .tflite files")
         if other is None:
             raise files.CommandError(f"pass another model to run beside '{path}'")
@@ -279,7 +279,7 @@ def check(
             (path, other), batches, samples or _SAMPLES, limits, signature, as_json
         )
     _refuse_unused(tolerances, "are of two models, and no .tflite file")
-    if against is None or batches is None or other is not None:
+    if against is None or batches is None:
         raise files.CommandError(
             f"'{path}' is a TFLite file; pass the quantized model that it was made "
             "from with --against, and inputs with --data, and no other model"

@@ -70,14 +70,7 @@ def in_blocks(graph: Graph) -> list[Operation]:
 
 
 def block_matrices(graph: Graph) -> list[BlockMatrix]:
-    """Return the weights of a FuncGraph that are in blocks.
-
-    Raises:
-        QuantizeError: a step is no float16: somebody else set the range; or no runtime
-            is installed that knows blocks.
-
-    Cost: linear in the ops; one run of what weights depend on.
-    """
+    """Return the weights of a FuncGraph that are in blocks."""
     ops = in_blocks(graph)
     if not ops:
         return []
@@ -130,13 +123,7 @@ def _parts(op: Operation) -> tuple[int, int, int]:
 
 
 def levels_of_blocks(graph: Graph) -> dict[Operation, Array]:
-    """Return the ops that make simulated weights of blocks, with their levels.
-
-    Args:
-        graph: a FuncGraph that is quantized.
-
-    Cost: linear in the ops; one run of what weights depend on.
-    """
+    """Return the ops that make simulated weights of blocks, with their levels."""
     ends = [_end(op) for op in in_blocks(graph)]
     levels = {
         op: _by_block(matrix.levels, op)
@@ -164,10 +151,6 @@ def mark_blocks(tensors: Sequence[Tensor]) -> None:
 
     Each op that reads one gets a range of its own, since the converter rounds itself
     what several read.
-
-    Args:
-        tensors: constants that hold levels, in a copy of a graph and in the order of
-            `levels_of_blocks`; the caller is in it.
     """
     for place, tensor in enumerate(tensors):
         levels = tf.get_static_value(tensor)
@@ -183,20 +166,7 @@ def mark_blocks(tensors: Sequence[Tensor]) -> None:
 
 
 def store_in_blocks(graph: LiteGraph, matrices: Sequence[BlockMatrix]) -> set[str]:
-    """Let the layers of a file read weights in blocks.
-
-    Args:
-        graph: a subgraph of a file of float kernels, which is changed.
-        matrices: the weights that are in blocks, in the order of the model.
-
-    Returns:
-        The ranges of the weights that layers of this subgraph read.
-
-    Raises:
-        QuantizeError: something else reads them.
-
-    Cost: linear in ops, and in the weights that are in blocks.
-    """
+    """Let the layers of a file read weights in blocks."""
     return _Storing(graph, matrices).run() if matrices else set()
 
 

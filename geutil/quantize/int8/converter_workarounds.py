@@ -93,7 +93,6 @@ class Dilated:
 def find_dilated(graph: Graph) -> list[Dilated]:
     """Return the convolutions of a FuncGraph that are the same as dilated ones.
 
-    Cost: linear in ops and edges; a few runs of what computes paddings, where sizes of
     images are not known.
     """
     candidates = fused_ops.find_moved(graph.get_operations(), Liveness(graph))
@@ -161,17 +160,7 @@ def left_out(dilated_convolutions: Sequence[Dilated]) -> Mapping[Operation, Tens
 
 
 def without_divisions(graph: Graph, results: Sequence[Tensor]) -> list[Tensor]:
-    """Let divisions by data be products with a power, where they would be int8.
-
-    Args:
-        graph: the graph, which is changed; the caller is in it.
-        results: its results.
-
-    Returns:
-        The results as they are now.
-
-    Cost: linear in the ops of the graph.
-    """
+    """Let divisions by data be products with a power, where they would be int8."""
     quotient_by_result: MutableIdentityMap[Tensor] = MutableIdentityMap()
     origins = Origins(graph)
     for op in graph.get_operations():
@@ -199,14 +188,7 @@ def read_instead(ops: Sequence[Operation], tensor: Tensor, other: Tensor) -> Non
 
 
 def with_fitting_comparisons(graph: Graph) -> None:
-    """Scale what is compared in int8 so that the larger step is next to 1.
-
-    Args:
-        graph: the graph, which is changed, with ranges that are constants; the caller
-            is in it.
-
-    Cost: linear in the ops of the graph.
-    """
+    """Scale what is compared in int8 so that the larger step is next to 1."""
     for op in graph.get_operations():
         if op.type not in COMPARISONS:
             continue
@@ -227,18 +209,7 @@ def with_fitting_comparisons(graph: Graph) -> None:
 
 
 def with_bias_vectors(graph: Graph, results: Sequence[Tensor]) -> list[Tensor]:
-    """Let biases be vectors: of several axes, and one number for all channels.
-
-    Args:
-        graph: the graph, which is changed, with biases that are constants; the caller
-            is in it.
-        results: its results.
-
-    Returns:
-        The results as they are now.
-
-    Cost: linear in the ops of the graph.
-    """
+    """Let biases be vectors: of several axes, and one number for all channels."""
     sum_by_result: MutableIdentityMap[Tensor] = MutableIdentityMap()
     origins = Origins(graph)
     for op in graph.get_operations():
@@ -261,12 +232,6 @@ def with_factors_apart(graph: Graph) -> None:
 
     The number becomes a vector; where there is one channel, or no telling how many, a
     maximum that changes nothing stands between.
-
-    Args:
-        graph: the graph, which is changed, with factors that are constants; the caller
-            is in it.
-
-    Cost: linear in the ops of the graph.
     """
     for op in graph.get_operations():
         if op.type not in _SCALINGS or op.outputs[0].shape.rank not in _OF_IMAGES:
@@ -408,14 +373,7 @@ def nudge(node: Any, op: Operation) -> None:
 
 
 def nudged_ranges(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
-    """Return nudged ends of ranges, by the ops that read them.
-
-    Args:
-        graph: a FuncGraph that is quantized.
-        constants: the values of ranges, by the ops that read them.
-
-    Cost: linear in the ops.
-    """
+    """Return nudged ends of ranges, by the ops that read them."""
     value_by_end: Values = {}
     for op in graph.get_operations():
         ends = [t.op for t in op.inputs][1:] if op.type in FAKE_QUANT else []

@@ -67,12 +67,6 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
 
     Its inputs and outputs have the names that they have in a file; see `file_names`.
 
-    Args:
-        model: a `geutil.model.Model`.
-        fuse: write dilated convolutions as one op, biases as vectors, divisions by data
-            as products, and comparisons in steps next to 1, as kernels compute them.
-        apart: what sets ops apart that are left in float, and joins the file again.
-
     Cost: one copy of the graph.
     """
     graph = model.graph
@@ -143,15 +137,7 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
 
 
 def _check_state(graph: Graph, read: Iterable[Operation]) -> None:
-    """Raise if a model keeps a state from run to run, which its file would not.
-
-    Args:
-        graph: the graph of the model.
-        read: the ops that read variables whose values the file holds.
-
-    Raises:
-        QuantizeError: it writes one of these variables.
-    """
+    """Raise if a model keeps a state from run to run, which its file would not."""
     ops = graph.get_operations()
     writing = (op for op in ops if op.type in op_types.ASSIGNMENTS)
     writers = IdentityMap((op.inputs[0], op) for op in writing)
@@ -207,10 +193,6 @@ def missed(model: Any, float_ops: Sequence[LiteOp]) -> list[LiteOp]:
 
     They are told by the names of the tensors that they make. What TFLite has no int8
     kernel for, or was not quantized, is not among them.
-
-    Args:
-        model: the quantized model that the file was made from.
-        float_ops: the ops of the file that compute in float.
 
     Cost: that of planning the quantization of the model again, if there are any.
     """
@@ -276,15 +258,7 @@ def check_bits(graph: Graph) -> None:
 def converted(
     function: Any, ask: Callable[[Any], None] = lambda converter: None
 ) -> bytes:
-    """Return the TFLite file of a function.
-
-    Args:
-        function: the function, with names for its inputs and outputs.
-        ask: sets options of the converter.
-
-    Raises:
-        QuantizeError: the converter fails.
-    """
+    """Return the TFLite file of a function."""
     # The converter wants to know an owner of variables; without one the file has no
     # names.
     owner = protos.new_trackable()

@@ -48,13 +48,7 @@ class EndTypes:
         }
 
     def given(self, blob: bytes) -> bytes:
-        """Return a file whose ends have these types.
-
-        Raises:
-            QuantizeError: one cannot have its type.
-
-        Cost: linear in the file.
-        """
+        """Return a file whose ends have these types."""
         if not any(self._wanted.values()):
             return blob
         file = tflite.open(blob)
@@ -77,12 +71,7 @@ class EndTypes:
 def _by_name(
     what: str, names: Iterable[str], types: Types
 ) -> dict[str, tuple[str, str]]:
-    """Return by their names in a file the names and the types of ends.
-
-    Raises:
-        ArgumentTypeError: `types` is something else.
-        QuantizeError: there is no such type, or no such end.
-    """
+    """Return by their names in a file the names and the types of ends."""
     if types is not None and not isinstance(types, str | Mapping):
         raise ArgumentTypeError(
             f"{what}_type is the name of a type, or a mapping from names to such, not "

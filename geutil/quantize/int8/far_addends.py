@@ -79,16 +79,10 @@ def cut_off(
 ) -> dict[Operation, Array]:
     """Return other ends for ranges of addends that reach too far.
 
-    Args:
-        graph: a FuncGraph that is quantized.
-        constants: the values of ranges, by the ops that FakeQuant ops read them from.
-
     Returns:
         The ends that change, by those ops. A range changes only if all that reads it
         adds or subtracts it, so that no sum of the file becomes another one; or if it
         scales a factor from 0 up to such an addend, as in `(1 - mask) * -1e9`.
-
-    Cost: linear in the ops and edges between FakeQuant ops.
     """
     changed_ends: dict[Operation, Array] = {}
     value_by_end = dict(constants)

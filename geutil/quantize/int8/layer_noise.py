@@ -225,12 +225,7 @@ class NoiseMeter:
         self._most = np.full((count, len(_EXTREMES)), -np.inf)
 
     def add(self, sample: Mapping[str, Any], rounded: Mapping[str, Any]) -> None:
-        """Take in a batch that the file was run on just now.
-
-        Args:
-            sample: its inputs by name.
-            rounded: the same, rounded to the steps of the file.
-        """
+        """Take in a batch that the file was run on just now."""
         forms = self._run(self._named(sample), self._named(rounded))
         # A result may not be finite once it is simulated, as it may not be in float.
         with np.errstate(over="ignore", invalid="ignore"):

@@ -45,18 +45,7 @@ class Apart:
     def set_apart(
         self, graph: Graph, results: Sequence[Tensor]
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
-        """Make values complex and real again around marked ops.
-
-        Args:
-            graph: the copy, whose variables and ranges are constants; it is changed,
-                and the caller is in it.
-            results: its results.
-
-        Returns:
-            The results as they are now, and inputs in the place of weights, by name.
-
-        Cost: linear in the ops and edges; one run of what such weights depend on.
-        """
+        """Make values complex and real again around marked ops."""
         ops = [op for op in graph.get_operations() if is_left_in_float(op)]
         if not ops:
             return list(results), {}
@@ -97,10 +86,7 @@ class Apart:
         return given
 
     def joined(self, blob: bytes) -> bytes:
-        """Return the file without these edges, and with weights in it.
-
-        Cost: linear in the file.
-        """
+        """Return the file without these edges, and with weights in it."""
         if not self._has_edges:
             return blob
         file = tflite.open(blob)

@@ -32,14 +32,7 @@ _BITS, _MOST = 8, 127.0
 
 
 def part_weights(graph: Graph) -> None:
-    """Let each reader of quantized weights have them in a range of its own.
-
-    Args:
-        graph: a copy of a graph, whose variables and ranges are constants; it is
-            changed, and the caller is in it.
-
-    Cost: linear in ops, and one run of what weights are computed from.
-    """
+    """Let each reader of quantized weights have them in a range of its own."""
     origins = Origins(graph)
     simulations = [
         op

@@ -87,11 +87,7 @@ class Runner:
         return np.asarray(self._interpreter.get_tensor(*self._places[tensor]))
 
     def stored(self, sample: Mapping[str, Any]) -> dict[str, Array]:
-        """Return inputs as the file takes them: the nearest integers, or their values.
-
-        Args:
-            sample: the inputs by name, as the model takes them.
-        """
+        """Return inputs as the file takes them: nearest integers, or their values."""
         stored = {}
         for name, detail in self._inputs.items():
             value, (scale, zero) = np.asarray(sample[name]), detail["quantization"]
@@ -117,11 +113,7 @@ class Runner:
         }
 
     def run(self, stored: Mapping[str, Array]) -> dict[str, Array]:
-        """Return the outputs by name, as they are stored, for stored inputs.
-
-        Raises:
-            QuantizeError: a kernel does not take the values that it gets.
-        """
+        """Return the outputs by name, as they are stored, for stored inputs."""
         names = _names_in(self._run.get_input_details(), list(self._inputs))
         try:
             outputs = self._run(**{names[name]: stored[name] for name in names})
@@ -137,14 +129,6 @@ class Runner:
 
 def interpreter_of(blob: bytes, *, keep_tensors: bool = False) -> Any:
     """Return an interpreter of a TFLite file, with its tensors allocated.
-
-    Args:
-        blob: the file's bytes.
-        keep_tensors: whether every tensor can be read after a run.
-
-    Raises:
-        ArgumentTypeError: it is no bytes.
-        QuantizeError: it is no TFLite file, or cannot be run.
 
     Cost: TFLite's own, and a walk over the file's ops.
     """

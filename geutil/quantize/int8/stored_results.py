@@ -81,11 +81,6 @@ def stored_results(model: Any) -> list[StoredResult]:
 
     That is what FakeQuant ops round, what ops make of rounded weights, and what ops
     hand on in the range of what they read.
-
-    Args:
-        model: a quantized `geutil.model.Model`.
-
-    Cost: linear in ops and edges.
     """
     results = list(model.outputs.values())
     network = Network(model.graph, results)
@@ -146,12 +141,7 @@ def _has_rounded_weights(op: Operation, network: Network) -> bool:
 
 
 def range_of_simulation(op: Operation, values: Mapping[Operation, Array]) -> Range:
-    """Return the values that a FakeQuant op rounds to: the lowest and the highest.
-
-    Args:
-        op: the FakeQuant op.
-        values: the ends of ranges, by the ops that they are read from.
-    """
+    """Return the values that a FakeQuant op rounds to: the lowest and the highest."""
     return nudged(*_ends(op, values), *_form(op))
 
 
@@ -194,16 +184,7 @@ def file_tensors(
     file: LiteFile,
     values: Mapping[Operation, Array],
 ) -> list[FileTensor | str]:
-    """Return for each result the tensor of a file that holds it, or why none does.
-
-    Args:
-        model: the model.
-        results: the results of its quantized ops.
-        file: the file that was made from it, with one signature.
-        values: the ends of ranges, by the ops that they are read from.
-
-    Cost: linear in results, and in tensors and ops of the file.
-    """
+    """Return for each result the tensor of a file that holds it, or why none does."""
     names = _Names(model, file)
     named = [names.candidates(result) for result in results]
     chosen = [

@@ -62,13 +62,7 @@ _FEWEST_ROUNDED = 1024
 
 
 def store_weights(graph: LiteGraph) -> None:
-    """Store what is quantized of constants, in front of DEQUANTIZE ops.
-
-    Args:
-        graph: a subgraph of a file of float kernels, which is changed.
-
-    Cost: linear in ops and constants.
-    """
+    """Store what is quantized of constants, in front of DEQUANTIZE ops."""
     kept = []
     for op in graph.ops:
         value = op.reads[0].value if op.kind == "QUANTIZE" else None
@@ -138,13 +132,7 @@ def _moved(op: LiteOp, tensor: LiteTensor) -> LiteTensor | None:
 def layers_lost(
     graph: LiteGraph, is_quantized: Mapping[str, bool]
 ) -> Iterator[LeftInFloat]:
-    """Yield the layers whose weights are float constants though they are quantized.
-
-    Args:
-        graph: a subgraph of a file, whose weights were stored.
-        is_quantized: for each op of the model by name, whether it is a layer that is
-            quantized there.
-    """
+    """Yield the layers whose weights are float constants though they are quantized."""
     for op in graph.ops:
         weights = op.inputs[_WEIGHTS] if op.kind in _WITH_WEIGHTS else None
         if weights is None or weights.dtype != "float32" or not weights.stored_bytes:
@@ -160,8 +148,6 @@ def pack_weights(graph: LiteGraph) -> None:
     Kernels of depthwise and of grouped convolutions are slow with such: XNNPACK leaves
     the op to a kernel that unpacks the weights each time (MobileNetV2 at 96 px, x86:
     2.1 ms with them, 1.0 ms without; int8 0.4).
-
-    Cost: linear in ops and constants.
     """
     for tensor in graph.tensors:
         value = tensor.value if tensor.dtype == "int8" else None
@@ -189,13 +175,7 @@ def _takes_4_bits(op: LiteOp, tensor: LiteTensor, value: Array) -> bool:
 
 
 def read_weights_stored(graph: LiteGraph) -> list[LeftInFloat]:
-    """Let layers read stored weights themselves, where TFLite can round their data.
-
-    Returns:
-        The layers that go on reading them as floats.
-
-    Cost: linear in the ops.
-    """
+    """Let layers read stored weights themselves, where TFLite can round their data."""
     left = []
     for op in graph.ops:
         stored = {
