@@ -388,7 +388,7 @@ class LiteOp:
         op = cls.__new__(cls)
         op.code, op.record, op.is_custom = code, record, code.is_custom
         op.kind, op.version, op.graph = code.kind, code.version, None
-        op._inputs, op._outputs, op.intermediates = inputs, outputs, ()
+        op.inputs, op.outputs, op.intermediates = inputs, outputs, ()
         op.table, op.options, op.custom_options = None, {}, b""
         return op
 
