@@ -291,6 +291,7 @@ def plan_recomputation(
     before.
 
     Args:
+        step: the step.
         keeps: tells whether a tensor is kept. Of an op that must not run twice, every
             output has to be.
         spare_last: whether the backward pass follows on the forward pass. The ops that
@@ -428,6 +429,7 @@ def scheduled_recomputation(
     before; ops of the forward pass, that of the forward pass.
 
     Args:
+        step: the step.
         bursts: forward ops that run again together, in topological order; in the order
             of the schedule.
         bursts_before: how many bursts come before each backward op, where any do. Ops
