@@ -30,6 +30,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from geutil.model.batch_jobs.report import STATE
 from geutil.notes import SHOWN
 
 COMMANDS = {
@@ -182,7 +183,11 @@ class Place:
         return Stopped(point, seconds, tuple(wrong), is_there)
 
     def _wrong(self, code: int, by: str, own: bool, before: set[str]) -> Iterator[str]:
-        """Yield all that is wrong about a run that has ended, by itself or stopped."""
+        """Yield all that is wrong about a run that has ended, by itself or stopped.
+
+        In the home are settings and caches of Keras and matplotlib, which processes
+        write that import these anew; the report of a batch is there to go on.
+        """
         said, run = self._said(), self.folder / "run"
         if code not in ((0, 1) if own else (CODES[by],)):
             yield f"exit code {code}"
@@ -195,7 +200,8 @@ class Place:
             yield f"said {said!r}"
         named = [path for path in run.rglob("*") if f"'{path}'" in said]
         for path in map(Path, sorted(_files(run) - before)):
-            if not any(path == one or one in path.parents for one in named):
+            known = path.is_relative_to(run / "home") or path.name == STATE
+            if not known and not any(_belongs(path, one) for one in named):
                 yield f"left {path.relative_to(run)}"
         if not named and "nothing was written" not in said:
             yield f"said {said!r}"
@@ -271,6 +277,11 @@ def _is_change(event: str, arguments: Any) -> bool:
         mode, flags = arguments[1:]
         return bool(flags & (os.O_WRONLY | os.O_RDWR)) or "w" in (mode or "")
     return event in _CHANGES
+
+
+def _belongs(path: Path, named: Path) -> bool:
+    """Tell whether a path is a written one, inside it, or a folder around it."""
+    return path.is_relative_to(named) or named.is_relative_to(path)
 
 
 def _files(folder: Path) -> set[str]:

@@ -165,7 +165,8 @@ def _check_content(path: Path, signature: str | None) -> None:
         signatures = inspect(str(path)).signatures
     if path.is_dir() and signature is not None and signature not in signatures:
         raise CommandError(
-            f"'{path}' has no signature '{signature}'; it has {[*signatures]}"
+            f"'{path}' has no signature '{signature}'; it has {[*signatures]}: pass "
+            "--signature with one of these"
         )
 
 
