@@ -122,10 +122,11 @@ with open(target, "wb") as file:
     file.write(m.build())""",
         ),
         "graphsurgeon": (
-            SURGEON,
+            SURGEON + "import numpy as np\n",
             """\
 graph = gs.import_onnx(onnx.load(source))
 tensors = graph.tensors()
+tensors[first].dtype = tensors[last].dtype = np.float32
 tensors[first].inputs.clear()
 graph.inputs, graph.outputs = [tensors[first]], [tensors[last]]
 graph.cleanup()
