@@ -105,7 +105,7 @@ def drawn(file: LiteFile, rows: int | None = None, seed: int = 0) -> Feeds:
         elif end.quantization is not None:
             feeds.append(random.integers(-100, 100, shape).astype(end.dtype))
         else:
-            feeds.append(random.integers(1, 3, shape).astype(end.dtype))
+            feeds.append(random.integers(0, 2, shape).astype(end.dtype))
     return feeds
 
 
