@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import tensorflow as tf
-from geutil.model.batch_jobs.report import STATE
+from geutil.jobs.report import STATE
 
 from geutil.notes import SHOWN
 

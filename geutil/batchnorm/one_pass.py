@@ -105,7 +105,7 @@ def scale_for_weights(scale: Value, made: BuiltNorm) -> Value:
 
     Example:
         >>> import tensorflow as tf
-        >>> made = Made((), tf.constant([0.5, 0.5, 0.5]), False)
+        >>> made = BuiltNorm((), tf.constant([0.5, 0.5, 0.5]), False)
         >>> scale = tf.constant([-2.0, 0.0, -1e-9])
         >>> (1024 * scale_for_weights(scale, made)).numpy().tolist()
         [-2048.0, 0.5, 0.5]

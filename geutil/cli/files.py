@@ -148,8 +148,9 @@ def read_model(path: Path, signature: str | None = None) -> Model:
     with working(f"opening {path.name}"):
         if not is_lite(path):
             return open(str(path), signature=signature)
+        file: Any = open(str(path))
         try:
-            return from_tflite(path, signature=signature)
+            return from_tflite(file, signature=signature)
         except (ModelError, TFLiteError) as error:
             raise CommandError(
                 f"{path} cannot become the graph that this command needs: {error}; "

@@ -20,7 +20,7 @@ from geutil.capabilities import archives, graph_scan, op_table, saved_models
 from geutil.errors import ModelError
 from geutil.model import opening, powers
 from testdata.powers import FILES, HIDDEN, NOT_RUN, PREPARED, SAMPLES, save
-from tests.cli.test_child import deadly
+from tests.cli.test_guard import deadly
 from tests.processes import run_python
 from tests.settings import needs_eager
 from tests.tflite_files import flex

@@ -166,8 +166,8 @@ fold net -o new.onnx | does not write
 fold net.pb -o small.keras --force | geutil does not write & .pb, .pbtxt, .tflite
 fold damaged.pb -o small.h5 --force | geutil does not write & .pb, .pbtxt, .tflite
 fold damaged.pb -o small.onnx --force | geutil does not write & .pb, .pbtxt, .tflite
-fold empty.tflite -o new | SavedModel directory
-fold short.tflite -o new | is a TensorFlow Lite model & `geutil run` & inspect
+fold empty.tflite -o new | empty.tflite & no TFLite file
+fold short.tflite -o new | short.tflite & holds no subgraph
 fold net -o new --scope nope | there is no layer or scope 'nope'
 fold both -o new | pass --signature with one of ['one', 'text']
 bits net --data data.npz | pass --size or --noise
@@ -223,7 +223,6 @@ convert lstm.keras -o new.keras --format pbtxt | --format is pbtxt
 convert lstm.keras -o lstm.keras | pass --force
 convert net -o new.pb --tf-ops | --tf-ops is for .tflite files
 convert both --signature text -o new.tflite | AsString & `geutil convert --tf-ops`
-convert net.tflite -o new | `geutil run`
 run NET --data named.npz | no array for input 'image'
 run NET --data wide.npz | [2,8,8,4], and the model takes [n,8,8,3]
 run NET --data none.npz | there is no data

@@ -133,7 +133,7 @@ def test_frames_draw_with_the_viewer_of_another(kernel, notebook, folded):
     drawn = drawing.locator("body").evaluate(f"() => {names}")
     (data,) = framed(folded.after)["graphs"]
     assert drawn == len(data["names"])
-    assert "peak 8.0 MB" in curves.locator(".headline").inner_text()
+    assert "8.0 MB (predicted)" in curves.locator(".answers").inner_text()
     drawing.get_by_role("button", name="open all").click()
     drawing.locator("body:not([data-busy])").wait_for()
 
