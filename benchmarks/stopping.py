@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import tensorflow as tf
-from geutil.jobs.report import STATE
 
+from geutil.jobs.report import STATE
 from geutil.notes import SHOWN
 
 COMMANDS = {
