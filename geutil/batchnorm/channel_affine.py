@@ -221,7 +221,7 @@ def _after_transpose(op: Operation, axis: int) -> int | None:
     return listed.index(axis + len(listed)) - len(listed)
 
 
-class Kind(Enum):
+class AffineKind(Enum):
     """The effect of a step on x, with its operand v."""
 
     MULTIPLY = "x * v"
@@ -233,19 +233,19 @@ class Kind(Enum):
 
 
 _KINDS = {
-    ("Mul", 0): Kind.MULTIPLY,
-    ("Mul", 1): Kind.MULTIPLY,
-    ("RealDiv", 0): Kind.DIVIDE,
-    ("Add", 0): Kind.ADD,
-    ("Add", 1): Kind.ADD,
-    ("AddV2", 0): Kind.ADD,
-    ("AddV2", 1): Kind.ADD,
-    ("BiasAdd", 0): Kind.ADD,
-    ("BiasAddV1", 0): Kind.ADD,
-    ("Sub", 0): Kind.SUBTRACT,
-    ("Sub", 1): Kind.SUBTRACT_FROM,
+    ("Mul", 0): AffineKind.MULTIPLY,
+    ("Mul", 1): AffineKind.MULTIPLY,
+    ("RealDiv", 0): AffineKind.DIVIDE,
+    ("Add", 0): AffineKind.ADD,
+    ("Add", 1): AffineKind.ADD,
+    ("AddV2", 0): AffineKind.ADD,
+    ("AddV2", 1): AffineKind.ADD,
+    ("BiasAdd", 0): AffineKind.ADD,
+    ("BiasAddV1", 0): AffineKind.ADD,
+    ("Sub", 0): AffineKind.SUBTRACT,
+    ("Sub", 1): AffineKind.SUBTRACT_FROM,
 }
-_ADDITIONS = (Kind.ADD, Kind.SUBTRACT, Kind.SUBTRACT_FROM)
+_ADDITIONS = (AffineKind.ADD, AffineKind.SUBTRACT, AffineKind.SUBTRACT_FROM)
 
 
 @dataclass(frozen=True, eq=False)
@@ -261,7 +261,7 @@ class AffineStep:
     """
 
     op: Operation
-    kind: Kind
+    kind: AffineKind
     index: int
     operand: Tensor | None
     axis: int | None
@@ -297,7 +297,7 @@ def step_of(op: Operation, origins: Origins) -> AffineStep | None:
     """
     fused = fused_norm(op)
     if fused is not None and not is_layer_norm(op):
-        return AffineStep(op, Kind.NORMALIZE, 0, None, fused.axis)
+        return AffineStep(op, AffineKind.NORMALIZE, 0, None, fused.axis)
     if (op.type, 0) not in _KINDS:
         return None
     for index, t in enumerate(op.inputs):

@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.batchnorm.batch_statistics import read_moving, with_moving
-from geutil.batchnorm.channel_affine import AffineStep, Kind
+from geutil.batchnorm.channel_affine import AffineKind, AffineStep
 from geutil.graph import adjacency
 from geutil.graph.types import Operation, Tensor
 from geutil.graph.walks import topological_order
@@ -296,7 +296,7 @@ def _composed(steps: Sequence[AffineStep], values: Sequence[Sequence[Value]]) ->
     """Return the affine map of some steps, applied one after the other."""
     affine = Affine()
     for step, parameters in zip(steps, values, strict=True):
-        if step.kind is Kind.NORMALIZE:
+        if step.kind is AffineKind.NORMALIZE:
             gamma, beta, mean, variance = parameters
             epsilon = float(step.op.get_attr("epsilon"))
             scale, offset = scale_and_offset(mean, variance, epsilon, gamma, beta)
@@ -304,15 +304,15 @@ def _composed(steps: Sequence[AffineStep], values: Sequence[Sequence[Value]]) ->
             continue
         (value,) = parameters
         match step.kind:
-            case Kind.MULTIPLY:
+            case AffineKind.MULTIPLY:
                 affine = affine.times(value)
-            case Kind.DIVIDE:
+            case AffineKind.DIVIDE:
                 affine = affine.times(1.0 / value)
-            case Kind.ADD:
+            case AffineKind.ADD:
                 affine = affine.plus(value)
-            case Kind.SUBTRACT:
+            case AffineKind.SUBTRACT:
                 affine = affine.plus(-value)
-            case Kind.SUBTRACT_FROM:
+            case AffineKind.SUBTRACT_FROM:
                 affine = affine.times(_minus_one(value)).plus(value)
     return affine
 

@@ -15,7 +15,7 @@ from geutil.batchnorm.branches import Branched, branches_of
 from geutil.batchnorm.build import Fold
 from geutil.batchnorm.channel_affine import (
     JOINS,
-    Kind,
+    AffineKind,
     Link,
     as_links,
     axis_after,
@@ -192,7 +192,7 @@ class WaysOn:
                 return ()
             links.append(link)
             if link.step is not None:
-                ends = link.step.kind is Kind.ADD and not norm_path.measures(
+                ends = link.step.kind is AffineKind.ADD and not norm_path.measures(
                     link, self._origins
                 )
                 fits = link.step.axis in (None, axis)

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from geutil.batchnorm import channel_affine
-from geutil.batchnorm.channel_affine import AffineStep, Kind, Link
+from geutil.batchnorm.channel_affine import AffineKind, AffineStep, Link
 from geutil.batchnorm.norm_runs import Norm, measures_only
 from geutil.graph import op_types
 from geutil.graph.edits import InputEdit, apply_edits
@@ -206,7 +206,7 @@ def misfit(links: Iterable[Link], count: int) -> Obstacle | None:
 
 
 def _fits(step: AffineStep, count: int) -> bool:
-    if step.kind is Kind.NORMALIZE:
+    if step.kind is AffineKind.NORMALIZE:
         return step.op.inputs[1].shape.as_list() in ([count], [None])
     (operand,) = step.parameters
     return step.axis is None or operand.shape.num_elements() == count

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 from geutil.batchnorm.channel_affine import (
     JOINS,
+    AffineKind,
     AffineStep,
-    Kind,
     joined,
     link_of,
     step_of,
@@ -132,7 +132,7 @@ class _Finder:
         groups: list[list[AffineStep]] = []
         group_of: dict[Operation, list[AffineStep]] = {}
         for op, step in self._steps.items():
-            if step.kind is Kind.NORMALIZE:
+            if step.kind is AffineKind.NORMALIZE:
                 groups.append([step])
                 continue
             spreads = self._spreads(step)
@@ -170,7 +170,7 @@ class _Finder:
 
     def _whole(self, group: list[AffineStep]) -> list[AffineStep]:
         """Return a run with the steps before and behind that belong to it."""
-        if group[0].kind is Kind.NORMALIZE:
+        if group[0].kind is AffineKind.NORMALIZE:
             return group
         group = [*self._leading(group[0]), *group]
         return group if group[-1].adds else [*group, *self._trailing(group[-1])]
@@ -181,18 +181,22 @@ class _Finder:
         scale = []
         if (
             before is not None
-            and before.kind is Kind.MULTIPLY
+            and before.kind is AffineKind.MULTIPLY
             and before.axis is not None
         ):
             scale, before = [before], self._before(before)
-        if before is not None and before.kind is Kind.SUBTRACT:
+        if before is not None and before.kind is AffineKind.SUBTRACT:
             return [before, *scale]
         return []
 
     def _before(self, step: AffineStep) -> AffineStep | None:
         """Return the step before, unless it belongs to another norm."""
         before = self._steps.get(step.data.op)
-        if before is None or self._spreads(before) or before.kind is Kind.NORMALIZE:
+        if (
+            before is None
+            or self._spreads(before)
+            or before.kind is AffineKind.NORMALIZE
+        ):
             return None
         return before
 
@@ -200,7 +204,7 @@ class _Finder:
         """Yield a scale, if there is one, and a shift behind the normalization."""
         own = self._spreads(last)
         step = self._behind(last)
-        if step and step.kind is Kind.MULTIPLY and step.axis is not None:
+        if step and step.kind is AffineKind.MULTIPLY and step.axis is not None:
             if self._spreads(step):
                 return
             yield step
@@ -217,9 +221,10 @@ class _Finder:
         self, scale: AffineStep, norm_ops: Collection[Operation]
     ) -> list[AffineStep]:
         """Return a scale and a shift by parameters, if a layer comes before them."""
-        if scale.kind not in (Kind.MULTIPLY, Kind.DIVIDE) or not self._is_by_parameter(
-            scale
-        ):
+        if scale.kind not in (
+            AffineKind.MULTIPLY,
+            AffineKind.DIVIDE,
+        ) or not self._is_by_parameter(scale):
             return []
         shift = self._behind(scale)
         if shift is None or not shift.adds or not self._is_by_parameter(shift):

@@ -39,7 +39,7 @@ import tensorflow as tf
 from geutil.batchnorm import fold_arithmetic
 from geutil.batchnorm.batch_statistics import Statistics
 from geutil.batchnorm.build import SUFFIX, Fold, add_bias, copy_op, filled
-from geutil.batchnorm.channel_affine import AffineStep, Kind, Link, axis_after
+from geutil.batchnorm.channel_affine import AffineKind, AffineStep, Link, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.graph import adjacency, creation
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
@@ -205,7 +205,9 @@ def as_it_is(statistics: Statistics, moments: Moments) -> BuiltNorm:
 
 def scaling(steps: Sequence[AffineStep]) -> tuple[AffineStep, ...]:
     """Return the steps that do more than add."""
-    return tuple(s for s in steps if s.kind not in (Kind.ADD, Kind.SUBTRACT))
+    return tuple(
+        s for s in steps if s.kind not in (AffineKind.ADD, AffineKind.SUBTRACT)
+    )
 
 
 @contextmanager
@@ -220,10 +222,10 @@ def _fused(step: AffineStep, mean: Tensor | None, variance: Tensor) -> BuiltNorm
     root = tf.math.rsqrt(variance + float(step.op.get_attr("epsilon")))
     scale = root * gamma
     # No ops do these steps yet; those of the operands are taken.
-    steps = [AffineStep(scale.op, Kind.MULTIPLY, 0, scale, step.axis)]
+    steps = [AffineStep(scale.op, AffineKind.MULTIPLY, 0, scale, step.axis)]
     if mean is not None:
         offset = beta - mean * scale
-        steps.append(AffineStep(offset.op, Kind.ADD, 0, offset, step.axis))
+        steps.append(AffineStep(offset.op, AffineKind.ADD, 0, offset, step.axis))
     return BuiltNorm(tuple(steps), root, False)
 
 

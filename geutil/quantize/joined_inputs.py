@@ -55,7 +55,7 @@ class NarrowInput:
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class JoinedPart:
     """An input of a concat or a stack, and where it lies in the result.
 
     Attributes:
@@ -75,7 +75,7 @@ class Part:
         return values[(*(slice(None),) * self.axis, slice(self.start, self.stop))]
 
 
-def parts_of(tensor: Tensor) -> tuple[Part, ...]:
+def parts_of(tensor: Tensor) -> tuple[JoinedPart, ...]:
     """Return the parts that a tensor is joined of; none if it is no concat or stack.
 
     Cost: linear in its inputs.
@@ -98,7 +98,7 @@ def parts_of(tensor: Tensor) -> tuple[Part, ...]:
         return ()
     ends = np.cumsum([0, *sizes]).tolist()
     return tuple(
-        Part(_exact(t).op.name, place, start, stop)
+        JoinedPart(_exact(t).op.name, place, start, stop)
         for t, start, stop in zip(inputs, ends, ends[1:], strict=False)
     )
 

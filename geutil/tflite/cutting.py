@@ -31,7 +31,7 @@ _FREE_KINDS = state.HANDLES | {"CALL_ONCE"}
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class FilePart:
     """A part of a subgraph that becomes a subgraph.
 
     Attributes:
@@ -50,7 +50,9 @@ class Part:
     signatures: Sequence[LiteSignature] = ()
 
     @classmethod
-    def whole(cls, graph: LiteGraph, signatures: Sequence[LiteSignature] = ()) -> Part:
+    def whole(
+        cls, graph: LiteGraph, signatures: Sequence[LiteSignature] = ()
+    ) -> FilePart:
         """Return the part that is all of a subgraph."""
         ends = [*graph.inputs], [*graph.outputs]
         return cls(graph, graph.ops, *ends, graph.name, signatures)
@@ -69,7 +71,7 @@ class Part:
         return ends == (graph.inputs, graph.outputs)
 
 
-def assembled(file: F, parts: Sequence[Part]) -> F:
+def assembled(file: F, parts: Sequence[FilePart]) -> F:
     """Return a file of parts of a file, and of the subgraphs that they call.
 
     Weights are not copied: both files have the same buffers.
@@ -80,7 +82,7 @@ def assembled(file: F, parts: Sequence[Part]) -> F:
     new.metadata, new.archive = {**file.metadata}, file.archive
     called = state.called_graphs(op for part in parts for op in part.ops)
     wholes = {part.graph for part in parts if part.is_whole}
-    every = [*parts, *(Part.whole(g) for g in called if g not in wholes)]
+    every = [*parts, *(FilePart.whole(g) for g in called if g not in wholes)]
     new.graphs = [LiteGraph(part.name) for part in every]
     pairs = [*zip(every, new.graphs, strict=True)]
     callees = {part.graph: graph for part, graph in pairs if part.is_whole}
@@ -101,7 +103,7 @@ def assembled(file: F, parts: Sequence[Part]) -> F:
 
 
 def fill(
-    graph: LiteGraph, part: Part, callees: Mapping[LiteGraph, LiteGraph]
+    graph: LiteGraph, part: FilePart, callees: Mapping[LiteGraph, LiteGraph]
 ) -> dict[LiteTensor, LiteTensor]:
     """Let an empty subgraph be a copy of a part; return the copies of tensors."""
     old = part.graph
@@ -162,7 +164,9 @@ def copied_op(
     return new
 
 
-def _signature(file: Contents, key: str, part: Part, chosen: _Names) -> LiteSignature:
+def _signature(
+    file: Contents, key: str, part: FilePart, chosen: _Names
+) -> LiteSignature:
     """Return the signature of a part, whose ends are called as asked, or as before."""
     known: _Names = {}
     for one in sorted(
@@ -240,7 +244,7 @@ def _part(
     results: list[LiteTensor] | None,
     ops: OpsLike | None = None,
     names: _Names | None = None,
-) -> Part:
+) -> FilePart:
     """Return the part of a subgraph that a cut takes."""
     chosen: list[LiteOp] = []
     if ops is not None:
@@ -264,7 +268,7 @@ def _part(
     key = next((s.key for s in looking.signatures_of(file, graph)), None)
     if key is None and names:
         key = DEFAULT_SIGNATURE
-    part = Part(graph, kept, given, results, graph.name)
+    part = FilePart(graph, kept, given, results, graph.name)
     if key is None:
         return part
     return replace(part, signatures=[_signature(file, key, part, names or {})])
@@ -516,7 +520,7 @@ def _kept(file: F, wanted: Sequence[LiteGraph], keys: Sequence[str] | None) -> F
                 for key, s in file.signatures.items()
                 if s.graph is graph and (keys is None or key in keys)
             ]
-            parts.append(Part.whole(graph, kept))
+            parts.append(FilePart.whole(graph, kept))
     return assembled(file, parts)
 
 

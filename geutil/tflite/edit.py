@@ -13,7 +13,7 @@ from geutil.errors import TFLiteError
 from geutil.tflite import looking, making, state
 from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import (
-    Part,
+    FilePart,
     copied_op,
     copied_tensors,
     fill,
@@ -34,7 +34,7 @@ from geutil.tflite.parts import (
 Replacement = str | LiteOp | LiteGraph | Contents
 
 
-class Plan:
+class EditPlan:
     """A subgraph as it will be; it is as it was until `apply`.
 
     Attributes:
@@ -187,7 +187,7 @@ def reroute(
     before = looking.tensor_of(file, old, own)
     after = looking.tensor_of(file, new, own)
     check_alike(after, before)
-    plan = Plan(file, own)
+    plan = EditPlan(file, own)
     chosen = _readers(file, consumers, before, own)
     plan.reroute({before: after}, chosen, outputs=chosen is None)
     plan.apply("a reroute")
@@ -228,7 +228,7 @@ def swap(
     own = looking.graph_of(file, graph)
     a, b = (looking.tensor_of(file, item, own) for item in (one, other))
     check_alike(a, b)
-    plan = Plan(file, own)
+    plan = EditPlan(file, own)
     plan.reroute({a: b, b: a})
     plan.apply("a swap")
 
@@ -280,7 +280,7 @@ def bypass(
         if after not in passed.inputs:
             raise TFLiteError(f"{passed!r} does not read {after!r}")
     check_alike(after, passed.outputs[0])
-    plan = Plan(file, own)
+    plan = EditPlan(file, own)
     plan.reroute({passed.outputs[0]: after})
     plan.put((), [passed])
     plan.apply("a bypass")
@@ -303,7 +303,7 @@ def remove(file: Contents, ops: OpsLike, *, graph: GraphLike = None) -> None:
         ()
     """
     own = looking.graph_of(file, graph)
-    plan = Plan(file, own)
+    plan = EditPlan(file, own)
     plan.put((), looking.ops_of(file, ops, own))
     plan.apply("removing ops")
 
@@ -348,7 +348,7 @@ def insert(
     own = looking.graph_of(file, graph)
     before = looking.tensor_of(file, tensor, own)
     chosen = _readers(file, consumers, before, own)
-    plan = Plan(file, own)
+    plan = EditPlan(file, own)
     if isinstance(by, str):
         after = before.copied()
         after.buffer, after.is_variable = Buffer(), False
@@ -431,7 +431,7 @@ def replace(
     """
     own = looking.graph_of(file, graph)
     chosen = looking.ops_of(file, ops, own)
-    plan = Plan(file, own)
+    plan = EditPlan(file, own)
     if isinstance(by, str):
         new = [making.new_op(by, op.inputs, op.outputs, options) for op in chosen]
         for op, other in zip(chosen, new, strict=True):
@@ -469,7 +469,7 @@ def replace(
 
 
 def _incoming(
-    plan: Plan,
+    plan: EditPlan,
     by: LiteGraph | Contents,
     taken: Sequence[LiteTensor],
     given: Sequence[LiteTensor] | None,
@@ -485,7 +485,7 @@ def _incoming(
                 f"{other!r} has {len(its)} {word}, and they would have to fit "
                 f"{[t.name for t in mine]}"
             )
-    part = Part.whole(other)
+    part = FilePart.whole(other)
     tensors = copied_tensors(other, part.ops, (*part.inputs, *part.outputs))
     for ours, theirs in zip(taken, other.inputs, strict=True):
         check_alike(ours, theirs)
@@ -502,7 +502,7 @@ def _incoming(
     called = state.called_graphs(part.ops)
     callees = {graph: LiteGraph(graph.name) for graph in called}
     for graph, copy in callees.items():
-        fill(copy, Part.whole(graph), callees)
+        fill(copy, FilePart.whole(graph), callees)
     plan.graphs += callees.values()
     if isinstance(by, Contents):
         plan.unknown = by.unknown

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Rule(Enum):
+class StepRule(Enum):
     """The steps that a kernel asks for of the values that it makes."""
 
     LAYER = "multiplies by weights of 8 bits and adds a bias"
@@ -39,7 +39,7 @@ class IntegerKernel:
             off at the ends of the result's range without changing a result.
     """
 
-    rule: Rule
+    rule: StepRule
     types: tuple[str, ...]
     data: tuple[int, ...] | None = None
     selects: bool = False
@@ -58,43 +58,47 @@ INEXACT = frozenset(("EXP", "GELU", "LOG", "RSQRT"))
 INTEGER_KERNELS: Mapping[str, IntegerKernel] = {
     **_kinds(
         "CONV_2D DEPTHWISE_CONV_2D FULLY_CONNECTED",
-        IntegerKernel(Rule.LAYER, _BOTH, (0,)),
+        IntegerKernel(StepRule.LAYER, _BOTH, (0,)),
     ),
-    **_kinds("TRANSPOSE_CONV", IntegerKernel(Rule.LAYER, _BOTH, (2,))),
+    **_kinds("TRANSPOSE_CONV", IntegerKernel(StepRule.LAYER, _BOTH, (2,))),
     **_kinds(
         "ABS ADD BATCH_MATMUL LEAKY_RELU MUL RELU RELU6 SQRT SUB",
-        IntegerKernel(Rule.MAKES, _BOTH),
+        IntegerKernel(StepRule.MAKES, _BOTH),
     ),
-    **_kinds("MEAN REDUCE_PROD SUM", IntegerKernel(Rule.MAKES, _BOTH, (0,))),
+    **_kinds("MEAN REDUCE_PROD SUM", IntegerKernel(StepRule.MAKES, _BOTH, (0,))),
     **_kinds(
         "EXP GELU HARD_SWISH LOG PRELU RELU_0_TO_1 RELU_N1_TO_1 RSQRT "
         "SQUARED_DIFFERENCE",
-        IntegerKernel(Rule.MAKES, _INT8),
+        IntegerKernel(StepRule.MAKES, _INT8),
     ),
-    **_kinds("LOGISTIC SOFTMAX TANH", IntegerKernel(Rule.FIXED, _BOTH)),
-    **_kinds("L2_NORMALIZATION LOG_SOFTMAX", IntegerKernel(Rule.FIXED, _INT8)),
-    **_kinds("AVERAGE_POOL_2D RESIZE_BILINEAR", IntegerKernel(Rule.KEEPS, _BOTH, (0,))),
+    **_kinds("LOGISTIC SOFTMAX TANH", IntegerKernel(StepRule.FIXED, _BOTH)),
+    **_kinds("L2_NORMALIZATION LOG_SOFTMAX", IntegerKernel(StepRule.FIXED, _INT8)),
+    **_kinds(
+        "AVERAGE_POOL_2D RESIZE_BILINEAR", IntegerKernel(StepRule.KEEPS, _BOTH, (0,))
+    ),
     **_kinds(
         "BATCH_TO_SPACE_ND BROADCAST_TO EXPAND_DIMS GATHER GATHER_ND MAX_POOL_2D "
         "MIRROR_PAD PAD REDUCE_MAX REDUCE_MIN RESHAPE RESIZE_NEAREST_NEIGHBOR "
         "REVERSE_V2 SLICE SPACE_TO_BATCH_ND SPLIT_V SQUEEZE STRIDED_SLICE TILE TOPK_V2 "
         "TRANSPOSE UNPACK",
-        IntegerKernel(Rule.KEEPS, _BOTH, (0,), selects=True),
+        IntegerKernel(StepRule.KEEPS, _BOTH, (0,), selects=True),
     ),
-    **_kinds("SPLIT", IntegerKernel(Rule.KEEPS, _BOTH, (1,), selects=True)),
+    **_kinds("SPLIT", IntegerKernel(StepRule.KEEPS, _BOTH, (1,), selects=True)),
     **_kinds(
         "DEPTH_TO_SPACE SPACE_TO_DEPTH",
-        IntegerKernel(Rule.KEEPS, _INT8, (0,), selects=True),
+        IntegerKernel(StepRule.KEEPS, _INT8, (0,), selects=True),
     ),
-    **_kinds("PADV2", IntegerKernel(Rule.KEEPS, _INT8, (0, 2), selects=True)),
-    **_kinds("CONCATENATION MAXIMUM MINIMUM PACK", IntegerKernel(Rule.JOINS, _BOTH)),
-    **_kinds("FILL", IntegerKernel(Rule.JOINS, _BOTH, (1,))),
-    **_kinds("SELECT SELECT_V2", IntegerKernel(Rule.JOINS, _BOTH, (1, 2))),
-    **_kinds("ARG_MAX ARG_MIN", IntegerKernel(Rule.READS, _INT8, (0,))),
+    **_kinds("PADV2", IntegerKernel(StepRule.KEEPS, _INT8, (0, 2), selects=True)),
+    **_kinds(
+        "CONCATENATION MAXIMUM MINIMUM PACK", IntegerKernel(StepRule.JOINS, _BOTH)
+    ),
+    **_kinds("FILL", IntegerKernel(StepRule.JOINS, _BOTH, (1,))),
+    **_kinds("SELECT SELECT_V2", IntegerKernel(StepRule.JOINS, _BOTH, (1, 2))),
+    **_kinds("ARG_MAX ARG_MIN", IntegerKernel(StepRule.READS, _INT8, (0,))),
     **_kinds(
         "EQUAL GREATER GREATER_EQUAL LESS LESS_EQUAL NOT_EQUAL",
-        IntegerKernel(Rule.READS, _INT8),
+        IntegerKernel(StepRule.READS, _INT8),
     ),
-    **_kinds("RANK SHAPE", IntegerKernel(Rule.READS, _BOTH)),
+    **_kinds("RANK SHAPE", IntegerKernel(StepRule.READS, _BOTH)),
 }
 """By the kind of the op, the kernel that computes it in integers."""

@@ -15,10 +15,10 @@ from geutil.tflite import looking, resizing, state
 from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import (
     DEFAULT_SIGNATURE,
-    Part,
+    FilePart,
     assembled,
 )
-from geutil.tflite.edit import Plan
+from geutil.tflite.edit import EditPlan
 from geutil.tflite.ends import conversion
 from geutil.tflite.looking import GraphLike, TensorsLike
 from geutil.tflite.parts import (
@@ -82,7 +82,7 @@ def append(
     # The joined file takes an input of both files once.
     ours = (*own.outputs, *(t for t in own.inputs if t not in own.outputs))
     pairs = _pairs(part, connect, part.graph.inputs, ours, ("input", "output"))
-    plan = Plan(file, own)
+    plan = EditPlan(file, own)
     sources = part.fed(pairs)
     plan.ops += part.ops()
     gone = {t for t in pairs.values() if t in own.outputs}
@@ -143,7 +143,7 @@ def prepend(
     part.fed(shared if connect is None else {})
     given = [t for t in part.graph.inputs if connect is not None or t not in shared]
     sources = part.feeding(made)
-    plan = Plan(file, own)
+    plan = EditPlan(file, own)
     plan.ops[:0] = part.ops()
     plan.reroute(sources)
     left = [t for t in part.graph.outputs if t not in pairs]
@@ -203,7 +203,7 @@ def splice(file: F, other: F, at: TensorsLike, *, graph: GraphLike = None) -> No
     sources = part.fed(dict(zip(part.graph.inputs, tensors, strict=True)))
     results = [sources.get(t, t) for t in part.graph.outputs]
     fed = part.feeding(dict(zip(tensors, results, strict=True)))
-    plan = Plan(file, own)
+    plan = EditPlan(file, own)
     plan.ops[behind:behind] = part.ops()
     plan.reroute(fed, readers)
     plan.apply("a splice")
@@ -430,7 +430,7 @@ def copied(file: F, other: F, *, every: bool = False) -> F:
         )
     main = looking.graph_of(other)
     parts = [
-        Part.whole(graph, looking.signatures_of(other, graph))
+        FilePart.whole(graph, looking.signatures_of(other, graph))
         for graph in (other.graphs if every else [main])
     ]
     copy = assembled(other, parts)

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from geutil.tflite.integer_kernels import INTEGER_KERNELS, Rule
+from geutil.tflite.integer_kernels import INTEGER_KERNELS, StepRule
 from geutil.tflite.parts import Array, LiteOp, LiteTensor, Quantization
 from geutil.tflite.schema import DTYPES, PACKED_BITS
 
@@ -27,7 +27,11 @@ BIASED: Mapping[str, tuple[int, int, int]] = {
 """The places of input, weights and bias, whose scale is the product of theirs."""
 ONE_SCALE = frozenset(
     {
-        *(k for k, v in INTEGER_KERNELS.items() if v.rule in (Rule.JOINS, Rule.KEEPS)),
+        *(
+            k
+            for k, v in INTEGER_KERNELS.items()
+            if v.rule in (StepRule.JOINS, StepRule.KEEPS)
+        ),
         *("ASSIGN_VARIABLE", "DYNAMIC_UPDATE_SLICE", "NEG", "READ_VARIABLE"),
         *("REVERSE_SEQUENCE", "SCATTER_ND"),
     }

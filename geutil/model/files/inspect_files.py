@@ -122,7 +122,7 @@ def _with_saved_model(
         variables=_variables(partial_inspection.path, buffer, place),
     )
     for graph in wire.spans(buffer, place, _GRAPH):
-        calls = _Calls()
+        calls = _CountedCalls()
         partial_inspection = _with_graph(partial_inspection, buffer, graph, calls)
         aliases = _aliases(signatures, calls)
         partial_inspection = replace(partial_inspection, aliases=aliases)
@@ -130,7 +130,7 @@ def _with_saved_model(
 
 
 @dataclass
-class _Calls:
+class _CountedCalls:
     """The known facts of the calls in a graph: enough to tell equal signatures.
 
     Attributes:
@@ -178,7 +178,7 @@ def _op_name(tensor: str) -> str:
     return tensor.partition(":")[0]
 
 
-def _aliases(signatures: Mapping[str, Any], calls: _Calls) -> dict[str, str]:
+def _aliases(signatures: Mapping[str, Any], calls: _CountedCalls) -> dict[str, str]:
     """Return the signatures that are the same as another, and which one."""
     first: dict[Any, str] = {}
     aliases = {}
@@ -198,10 +198,10 @@ def _with_graph(
     partial_inspection: Inspection,
     buffer: Buffer,
     graph: Span,
-    calls: _Calls | None = None,
+    calls: _CountedCalls | None = None,
 ) -> Inspection:
     """Add the ops, functions and constants of a `GraphDef` to an inspection."""
-    known = _Calls() if calls is None else calls
+    known = _CountedCalls() if calls is None else calls
     graph_class, function_class = map(message_class, (GRAPH_DEF, "FunctionDef"))
     ops, constants = _count(wire.elements(buffer, graph, graph_class, "node"), known)
     function_ops: Counter[str] = Counter()
@@ -246,7 +246,7 @@ def _kept(
 
 
 def _count(
-    nodes: Iterable[tuple[Any, int]], calls: _Calls | None = None
+    nodes: Iterable[tuple[Any, int]], calls: _CountedCalls | None = None
 ) -> tuple[Counter[str], int]:
     """Return how many nodes of each type there are, and the bytes of constants."""
     counts: Counter[str] = Counter()

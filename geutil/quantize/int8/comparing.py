@@ -16,7 +16,7 @@ from geutil.quantize.calibration.calibrating import batches
 from geutil.quantize.int8.converting import deployed, float_ops, missed
 from geutil.quantize.int8.layer_noise import LayerNoise, NoiseMeter, layer_lines
 from geutil.quantize.int8.running import Runner
-from geutil.quantize.joined_inputs import Part, are_uneven, parts_of
+from geutil.quantize.joined_inputs import JoinedPart, are_uneven, parts_of
 from geutil.select.networks.outputs import ATOL, Motion, Movement, rows_of
 from geutil.tflite import LiteOp
 from geutil.tflite.names import file_names
@@ -227,7 +227,10 @@ class _Tally:
     """Counts differences of an output."""
 
     def __init__(
-        self, name: str, quantization: tuple[float, int], parts: Sequence[Part] = ()
+        self,
+        name: str,
+        quantization: tuple[float, int],
+        parts: Sequence[JoinedPart] = (),
     ) -> None:
         self._name = name
         self._low = self._high = 0.0

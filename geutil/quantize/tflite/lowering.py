@@ -29,7 +29,7 @@ from geutil.tflite.integer_kernels import (
     INEXACT,
     INTEGER_KERNELS,
     IntegerKernel,
-    Rule,
+    StepRule,
 )
 from geutil.tflite.parts import LiteGraph, LiteOp, LiteTensor, Quantization
 from geutil.tflite.steps import BIASED, FIXED_SCALE
@@ -212,7 +212,7 @@ class _Lowering:
         steps = next(iter(every), None)
         if steps is None or not all(_same(one, steps) for one in every):
             return None
-        selects = kernel.rule is Rule.KEEPS and kernel.selects
+        selects = kernel.rule is StepRule.KEEPS and kernel.selects
         return steps if selects or self._is_in_range(op, steps) else None
 
     def _is_read(self, tensor: LiteTensor) -> bool:
@@ -318,7 +318,7 @@ class _Lowering:
             if steps is None:
                 return "its result is not quantized"
             steps_of[tensor] = steps
-        if kernel.rule is Rule.LAYER:
+        if kernel.rule is StepRule.LAYER:
             reason = self._with_weights(op, data[0])
             if reason:
                 return reason
@@ -333,11 +333,11 @@ class _Lowering:
         It repeats them in a shape that is computed, or multiplies them by data in the
         place of weights.
         """
-        if kernel.rule is Rule.LAYER and not self._has_constant_weights(op):
+        if kernel.rule is StepRule.LAYER and not self._has_constant_weights(op):
             stored = (self._integers(tensor, None) for tensor in read.values())
             return [t.quantization for t in stored if t.quantization is not None]
         is_computed = any(t is not None and t.value is None for t in op.inputs)
-        if kernel.rule not in (Rule.KEEPS, Rule.JOINS) or not is_computed:
+        if kernel.rule not in (StepRule.KEEPS, StepRule.JOINS) or not is_computed:
             return []
         target = self._target(op.outputs[0])
         if target is not None and target.quantization is not None:
@@ -379,15 +379,15 @@ class _Lowering:
         data: Sequence[Quantization],
     ) -> Quantization | None:
         """Return the steps that a kernel makes a result in; None if not known."""
-        if kernel.rule is Rule.FIXED:
+        if kernel.rule is StepRule.FIXED:
             scale, zero = FIXED_SCALE[op.kind, self._width.dtype]
             return Quantization((scale,), (zero,))
-        if kernel.rule is Rule.KEEPS:
+        if kernel.rule is StepRule.KEEPS:
             return data[0]
         target = self._target(tensor)
         if target is not None:
             return target.quantization
-        if kernel.rule is Rule.JOINS:
+        if kernel.rule is StepRule.JOINS:
             return max(data, key=lambda steps: steps.scales[0], default=None)
         return None
 
@@ -459,9 +459,9 @@ class _Lowering:
     ) -> None:
         """Let an op read and make integers."""
         joint = None
-        if kernel.rule is Rule.JOINS:
+        if kernel.rule is StepRule.JOINS:
             joint = next(iter(steps_of.values()), None)
-        elif kernel.rule is Rule.KEEPS:
+        elif kernel.rule is StepRule.KEEPS:
             joint = data[0]
         inputs = [*op.inputs]
         for slot, tensor in read.items():
