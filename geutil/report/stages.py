@@ -49,7 +49,7 @@ _COUNTED = {
 
 
 @dataclass(frozen=True)
-class Stage:
+class DrawnStage:
     """A graph or file of a pipeline.
 
     Attributes:
@@ -96,7 +96,7 @@ def _op_count(subject: Drawn) -> int:
     return len(subject.drawn_ops())
 
 
-def stages_of(stages: object) -> list[Stage]:
+def stages_of(stages: object) -> list[DrawnStage]:
     """Return the stages of a pipeline.
 
     Args:
@@ -122,7 +122,7 @@ def stages_of(stages: object) -> list[Stage]:
     values = [value for _, value in pairs]
     subjects = _named(subjects_of(values, labels))
     return [
-        Stage(label, subject, _sizes(value, subject))
+        DrawnStage(label, subject, _sizes(value, subject))
         for (label, value), subject in zip(pairs, subjects, strict=True)
     ]
 
@@ -181,7 +181,7 @@ def _sizes(value: Any, subject: Drawn) -> dict[str, int]:
 
 
 def pipeline_data(
-    stages: Sequence[Stage], noise: Int8Comparison | None
+    stages: Sequence[DrawnStage], noise: Int8Comparison | None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     """Return the graphs of a pipeline as the viewer takes them, each once.
 
@@ -277,7 +277,7 @@ def _counts(sheets: Sequence[Mapping[str, Any]]) -> dict[str, int]:
 
 
 def _add_noise(
-    stages: Sequence[Stage], columns: Sequence[list[dict[str, Any]]], noise: object
+    stages: Sequence[DrawnStage], columns: Sequence[list[dict[str, Any]]], noise: object
 ) -> None:
     """Colour the last quantized graph and the last quantized file by noise."""
     if not isinstance(noise, Int8Comparison):
