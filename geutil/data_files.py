@@ -28,7 +28,7 @@ Shape = tuple[int | None, ...]
 
 
 class Header(NamedTuple):
-    """What a file says of an array."""
+    """The header of an array in a file: its type and shape."""
 
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
@@ -38,7 +38,7 @@ class Header(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What a network takes for an input; None where that is not known."""
+    """The type and shape that an input takes; None where one is not known."""
 
     dtype: str | None
     shape: Shape | None

@@ -13,7 +13,7 @@ from typing import Any
 
 VARIABLE = "GEUTIL_NOTES"
 STEP = "step"
-"""What the process is doing, in words."""
+"""The step that the process is in, in words."""
 MADE = "made"
 """A file or folder that is of no use once the process is dead."""
 FOLDER = "folder"

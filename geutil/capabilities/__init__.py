@@ -2,7 +2,7 @@
 
 They read or write files, run Python, keep state, or call out. `powers` reports them
 from the file alone, with what runs each; nothing of the file is loaded or executed.
-Whether a weight does harm cannot be read from a file, and is not reported.
+Harm that lies in the weights cannot be read from a file, and is not reported.
 """
 
 import typing

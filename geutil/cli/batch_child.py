@@ -194,7 +194,7 @@ STEPS: Mapping[str, Callable[[Work, PipelineStep], Any]] = {
     "save": _save,
     "tflite": _tflite,
 }
-"""What does each step of `OPTIONS` of `geutil.jobs.steps`."""
+"""The functions that do the steps, by their names in `geutil.jobs.steps.OPTIONS`."""
 
 
 def run(job: jobs.Job, place: Path) -> None:

@@ -26,9 +26,8 @@ _UNLIMITED = 1 << 50
 class Allocator:
     """The rules by which a device hands out its memory: best fit with coalescing."""
 
-    # Whether regions are added one by one, each at least twice the one before, which
-    # nothing joins (`set_memory_growth`); else one region is taken at the start.
-
+    # Growing memory (`set_memory_growth`) is regions that nothing joins, each at least
+    # twice the one before; else one region is taken at the start.
     grows: bool = False
 
 

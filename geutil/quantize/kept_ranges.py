@@ -6,6 +6,7 @@ the model in float is quantized again as it was, without data.
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -94,11 +95,27 @@ class KeptRanges:
 
 
 def ranges_kept(file: LiteFile) -> KeptRanges | None:
-    """Return what a file keeps of its quantization; None if it keeps nothing."""
+    """Return the ranges and choices that a file keeps; None if it keeps none.
+
+    Raises:
+        QuantizeError: the metadata are damaged.
+    """
     entry = file.metadata.get(NAME)
     if entry is None or entry.data is None:
         return None
-    content = json.loads(entry.data.tobytes())
-    if content.pop("version") != _VERSION:
-        return None
-    return KeptRanges(**content)
+    try:
+        content = json.loads(entry.data.tobytes())
+        if content.pop("version") != _VERSION:
+            return None
+        kept = KeptRanges(**content)
+        call = inspect.signature(quantize).bind
+        call(None, is_training=False, overrides={}, strict=False, **kept.arguments)
+        for low, high in kept.ranges.values():
+            Range(np.float32(low), np.float32(high))
+    # Anybody may have written them: text that is no JSON, other fields, other types.
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise QuantizeError(
+            f"the metadata '{NAME}' of the file are damaged ({error}); make the file "
+            f"again, or leave them out with strip(metadata=['{NAME}'])"
+        ) from error
+    return kept

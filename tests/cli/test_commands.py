@@ -12,6 +12,7 @@ import tensorflow as tf
 from geutil import model, tflite
 from geutil.quantize import BitPlan
 from geutil.quantize.kept_ranges import NAME, ranges_kept
+from geutil.tflite.parts import Buffer
 from geutil.tflite.run import new_interpreter
 from geutil.version import __version__
 from tests.settings import needs_eager
@@ -263,6 +264,20 @@ def test_the_ranges_of_a_file_are_kept_in_it(geutil, folder, tmp_path):
         assert found["outputs"] == expected["outputs"]
         assert len(noise(found)) > 1
     stripped = tflite.open(file)
+    # Damaged by somebody: no JSON, no object, a field more, an argument more, no pair.
+    kept = json.loads(stripped.metadata[NAME].data.tobytes())
+    for damaged in (
+        "{",
+        "[]",
+        json.dumps(kept | {"more": 1}),
+        json.dumps(kept | {"arguments": {"more": 1}}),
+        json.dumps(kept | {"ranges": {"x": [1.0]}}),
+    ):
+        stripped.metadata[NAME] = Buffer(np.frombuffer(damaged.encode(), np.uint8))
+        stripped.save(file, overwrite=True)
+        refused = geutil("check", file, "--against", folder / "net", *data, "--layers")
+        assert refused.code == 1
+        assert f"'{NAME}' of the file are damaged" in refused.err
     stripped.strip(metadata=[NAME])
     stripped.save(file, overwrite=True)
     refused = geutil("check", file, "--against", folder / "net", *data, "--layers")
