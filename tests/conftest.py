@@ -3,6 +3,7 @@
 import gc
 import os
 import platform
+import sys
 
 if platform.machine() in ("x86_64", "AMD64"):
     # It is off where a processor has no AVX512, and all peaks are others then. What
@@ -53,6 +54,13 @@ def pytest_collection_finish():
 def pytest_sessionfinish():
     # The process ends; to collect first what its tests left takes seconds.
     gc.freeze()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def keras_names():
+    """Count Keras's layers from one in each module: names depend on no other module."""
+    if keras := sys.modules.get("keras"):
+        keras.utils.clear_session(free_memory=False)
 
 
 @pytest.fixture(params=settings.NAMES)

@@ -21,6 +21,18 @@ PIXELS = 16
 IMAGE = np.random.default_rng(0).random((1, PIXELS, PIXELS, 3), np.float32)
 
 
+def once(make):
+    """Cache a maker of files, whose names and weights depend on no earlier test."""
+
+    @functools.cache
+    def made():
+        tf.keras.utils.clear_session(free_memory=False)
+        tf.keras.utils.set_random_seed(1)
+        return make()
+
+    return functools.wraps(make)(made)
+
+
 @dataclass(frozen=True)
 class Sample:
     """A model, and the file that was made from it."""
@@ -43,11 +55,10 @@ def _units(x, channels, stride, name):
     return y
 
 
-@functools.cache
+@once
 def network():
     """Return a small MobileNetV2 whose batch norms have random statistics."""
     k = tf.keras.layers
-    tf.keras.utils.set_random_seed(1)
     x = image = k.Input((PIXELS, PIXELS, 3), name="image")
     x = k.Conv2D(8, 3, 2, "same", use_bias=False, name="stem")(x)
     x = k.ReLU(6.0, name="stem_relu")(k.BatchNormalization(name="stem_bn")(x))
@@ -70,20 +81,20 @@ def saved(m):
         return m.save(Path(folder) / "m.tflite", "tflite").read_bytes()
 
 
-@functools.cache
+@once
 def floats():
     m = model.open(network())
     fold_batch_norms(m)
     return Sample(m, saved(m))
 
 
-@functools.cache
+@once
 def unfolded():
     m = model.open(network())
     return Sample(m, saved(m))
 
 
-@functools.cache
+@once
 def int8():
     m = model.open(network())
     fold_batch_norms(m)
@@ -93,7 +104,7 @@ def int8():
     return Sample(m, to_int8(m))
 
 
-@functools.cache
+@once
 def mixed():
     """Return a file in int8 but for a sine, which TFLite computes in floats."""
     kernels = np.random.default_rng(2).normal(size=(2, 3, 3, 3, 3)).astype(np.float32)
@@ -119,7 +130,7 @@ def converted(net, **options):
         return converter.convert()
 
 
-@functools.cache
+@once
 def dynamic_range():
     k = tf.keras.layers
     net = tf.keras.Sequential([k.Input((64,)), k.Dense(64, "relu"), k.Dense(3)])
@@ -127,12 +138,13 @@ def dynamic_range():
     return Sample(model.open(net), blob)
 
 
-@functools.cache
+@once
 def attention():
     """Return a file of a transformer's block on patches of an image."""
     k = tf.keras.layers
     x = image = k.Input((PIXELS, PIXELS, 3), batch_size=1, name="image")
-    x = k.Reshape((16, 8))(k.Conv2D(8, 4, 4, name="patches")(x))
+    x = k.Conv2D(8, 4, 4, name="patches")(x)
+    x = k.Reshape((16, 8), name="rows")(x)
     y = k.LayerNormalization(name="norm1")(x)
     x = k.Add()([x, k.MultiHeadAttention(2, 4, name="attention")(y, y)])
     y = k.Dense(16, activation="gelu", name="wide")(k.LayerNormalization()(x))
@@ -141,7 +153,7 @@ def attention():
     return Sample(model.open(net), converted(net))
 
 
-@functools.cache
+@once
 def lstm():
     k = tf.keras.layers
     x = k.Input((5, 4), batch_size=1)
@@ -161,7 +173,7 @@ def flowing(x, n):
     return tf.cond(n > 2, lambda: tf.tanh(x), lambda: tf.exp(x))
 
 
-@functools.cache
+@once
 def flow():
     """Return a file of a loop and a conditional."""
 
@@ -187,7 +199,7 @@ class _Coder(tf.Module):
         return {"x": code @ tf.transpose(self.codes)}
 
 
-@functools.cache
+@once
 def two_signatures():
     coder = _Coder()
     with tempfile.TemporaryDirectory() as folder:
@@ -197,7 +209,7 @@ def two_signatures():
         return Sample(model.open(folder, signature="encode"), converter.convert())
 
 
-@functools.cache
+@once
 def flex():
     @tf.function(input_signature=[tf.TensorSpec([3, 3], name="x")])
     def body(x):

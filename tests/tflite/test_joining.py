@@ -46,7 +46,7 @@ def kinds(file):
     [
         ("floats", [r"stem_1/conv"]),
         ("int8", [r"first_bn3.*sub1$", r"stem_1/conv"]),
-        ("attention", [r"attention_1/Softmax$", r"norm1_1/add_2", r"reshape_1/Resh"]),
+        ("attention", [r"attention_1/Softmax$", r"norm1_1/add_2", r"rows_1/Resh"]),
         ("mixed", [r"between/sine"]),
         ("flow", [r"Greater$"]),
     ],
