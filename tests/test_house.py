@@ -24,6 +24,11 @@ TREE = {
     "geutil/h.py": f"def f():\n    # Why.\n    if 1:\n        y = 1\n{LONG}\n",
     "geutil/i.py": f'def f():\n    "Title."\n    if 1:\n        y = 1\n{LONG}\n',
     "geutil/j.py": f"def f():\n{LONG}\n",
+    "geutil/k.py": "A = 1\n# Why.\nB = -2.5\nC = 3\n'Size.'\nD = 2 * A\nE = (1, 2)",
+    "geutil/l.py": "while left:\n    left.pop()\nwhile left:\n    f(left.pop)\n",
+    "geutil/tests/a.py": "A = 1\n",
+    "tests/test_a.py": "from geutil.c.b import Thing\nfrom geutil import a\n",
+    "tests/c/test_b.py": "from geutil.c import Thing\nimport geutil.a\n",
     "docs/architecture.md": "| `a` | `b.py` |\n| `geutil/c/b.py` | `c.d` |\n",
 }
 
@@ -47,22 +52,35 @@ FOUND = {
     "functions above 15 lines without docstring or comment": ["geutil/j.py:1 f"],
     'docstring titles "What", "Which"': ["geutil.a"],
     "modules not in the map": [
-        *("geutil.c.e", "geutil.f", "geutil.g", "geutil.h", "geutil.i", "geutil.j")
+        *("geutil.c.e", "geutil.f", "geutil.g", "geutil.h", "geutil.i", "geutil.j"),
+        *("geutil.k", "geutil.l"),
     ],
+    "modules that one module imports": [
+        "geutil.a (by geutil.b)",
+        "geutil.b (by geutil.a)",
+        "geutil.c.b (by geutil.c)",
+    ],
+    "worklists written by hand": ["geutil/l.py:1 left"],
+    # Not D, which is derived.
+    "numbers without an origin": ["geutil/k.py:1", "geutil/k.py:7"],
+    "tests that import internals": ["tests/test_a.py"],
 }
 
 
 def test_it_finds_and_counts_what_is_there(rows):
     assert {title: list(rows[title].found) for title in FOUND} == FOUND
-    assert rows["files in geutil/"].value == "12"
+    assert rows["files"].value == "14"
     assert rows["import circles (modules in them)"].value == "2 (2 + 2)"
     assert rows["modules that import private names"].value == "2"
     # One of the two long functions that branch.
     commented = rows["branching functions above 15 lines with a comment"]
     assert commented.value == "50.0 % of 2"
     # 7 lines of imports.
-    lines = [2, 2, 1, 2, 2, 2, 2, 2, 23, 23, 21]
+    lines = [2, 2, 1, 2, 2, 2, 2, 2, 23, 23, 21, 5, 4]
     assert rows["import lines / code lines"].value == f"{100 * 7 / sum(lines):.1f} %"
+    # One "what" in six words of docstrings.
+    assert rows['"what" in 1,000 words of docstrings'].value == f"{1000 / 6:.1f}"
+    assert rows["tests that import internals"].value == "1 of 2"
 
 
 def test_it_finds_slow_tests(tmp_path):
@@ -101,6 +119,14 @@ def test_it_prints_the_table(rows, tmp_path, monkeypatch, capsys):
     titles = {line.partition("  ")[0] for line in printed}
     assert rows.keys() <= titles
     assert "  geutil/j.py:1 f" in printed
+
+
+def test_it_measures_peers_that_are_installed():
+    rows = house.with_peers(house.measure_any([]), ["typer"])
+    files = next(row for row in rows if row.title == "files")
+    assert int(files.peers[0]) > 10
+    with pytest.raises(SystemExit, match="no_such_peer is not installed"):
+        house.with_peers(rows, ["no_such_peer"])
 
 
 def test_the_map_is_that_of_the_tree():
