@@ -15,9 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.bodies.inlining import NodeOrigin
 from geutil.errors import ModelError
 from geutil.graph import functions, gradient_functions, state, strategy_variables
-from geutil.graph.inlining import NodeOrigin
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
 from geutil.graph.walks import node_name, tensor_name
 from geutil.model import programs

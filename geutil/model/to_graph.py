@@ -18,15 +18,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.bodies.function_bodies import SIDE_EFFECTS
+from geutil.bodies.inlining import Kept, NodeOrigin, inline_calls
 from geutil.errors import ModelError, TransformError
 from geutil.graph import creation, function_defs, functions, keras_calls
 from geutil.graph.call_graph import Effects
-from geutil.graph.inlining import Kept, NodeOrigin, inline_calls
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure, node_name, short_name, tensor_name
 from geutil.model import programs, shared_state
 from geutil.model.programs import ModelProgram
-from geutil.transform.function_bodies import SIDE_EFFECTS
 
 # Ops behind them run in a frame of their own, or perhaps not at all.
 _CONTROL_FLOW = frozenset(

@@ -7,6 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.bodies.function_bodies import add_ends, define_body, read_body
 from geutil.errors import ModelError, TransformError
 from geutil.graph import creation, functions
 from geutil.graph.state import fingerprint
@@ -14,7 +15,6 @@ from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 from geutil.model import programs, to_function, to_graph
 from geutil.model.core import EditableModel, Inputs, Outputs
 from geutil.model.to_graph import GraphParts
-from geutil.transform.function_bodies import add_ends, define_body, read_body
 
 
 def materialize_body(

@@ -16,6 +16,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.bodies.function_bodies import Written, hold_functions
 from geutil.errors import ModelError
 from geutil.graph import adjacency, creation, function_defs, functions, v1_control_flow
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
@@ -24,7 +25,6 @@ from geutil.graph.types import Graph, Operation, Tensor, absolute_unique_name
 from geutil.model.functions.body import definition_of, materialize_body, result_shapes
 from geutil.model.functions.library import Entry, FunctionLibrary
 from geutil.model.programs import fresh_name
-from geutil.transform.function_bodies import Written, hold_functions
 
 
 @dataclass(frozen=True)

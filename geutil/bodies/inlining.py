@@ -15,14 +15,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.bodies import inlining_plan
+from geutil.bodies.control_dependencies import CallSurroundings, Ties, find_ties
+from geutil.bodies.inlined_call import BodySite, Expansion, NewNode, Wiring
+from geutil.bodies.inlining_plan import CallerPlan, Claim, Namespace, Plans
 from geutil.errors import TransformError
-from geutil.graph import inlining_plan
 from geutil.graph.call_graph import Library
-from geutil.graph.control_dependencies import CallSurroundings, Ties, find_ties
 from geutil.graph.flat_body import BodyNode, FlatBody, output_name
 from geutil.graph.gradient_functions import ATTRIBUTE as GRADIENT
-from geutil.graph.inlined_call import BodySite, Expansion, NewNode, Wiring
-from geutil.graph.inlining_plan import CallerPlan, Claim, Namespace, Plans
 from geutil.graph.protos import GraphDef
 from geutil.graph.walks import (
     control_references,
@@ -328,7 +328,7 @@ def inline_calls(
 
     Example:
         >>> import tensorflow as tf
-        >>> from geutil.graph.inlining import inline_calls
+        >>> from geutil.bodies.inlining import inline_calls
         >>> @tf.function(autograph=False)
         ... def twice(x):
         ...     return tf.add(x, x, name="sum")

@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.bodies.control_dependencies import CallSurroundings, Ties
+from geutil.bodies.inlining_plan import CallerPlan, Namespace
 from geutil.errors import TransformError
-from geutil.graph.control_dependencies import CallSurroundings, Ties
 from geutil.graph.flat_body import BodyNode, is_index, output_name
-from geutil.graph.inlining_plan import CallerPlan, Namespace
 from geutil.graph.protos import NodeDef
 from geutil.graph.walks import node_name, topological_order
 

@@ -39,7 +39,7 @@ def is_automatic(name: str, op: str) -> bool:
     """Tell whether a name says no more than the type of its op.
 
     Example:
-        >>> from geutil.graph.inlining_plan import is_automatic
+        >>> from geutil.bodies.inlining_plan import is_automatic
         >>> is_automatic("add_3", "AddV2"), is_automatic("conv/add_3", "AddV2")
         (True, False)
     """
@@ -66,7 +66,7 @@ def readable(function: str) -> str:
     """Return the name that a function had in its source, fit for a scope.
 
     Example:
-        >>> from geutil.graph.inlining_plan import readable
+        >>> from geutil.bodies.inlining_plan import readable
         >>> readable("__inference_dense_layer_call_fn_1234")
         'dense_layer_call_fn'
     """

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from geutil.graph.inlining_plan import CallerPlan
+from geutil.bodies.inlining_plan import CallerPlan
 from geutil.graph.walks import node_name
 
 _MAX_SEPARATE = 1000
