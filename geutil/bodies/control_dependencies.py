@@ -21,50 +21,34 @@ _MAX_SEPARATE = 1000
 
 @dataclass(frozen=True)
 class CallSurroundings:
-    """Where a call stands among the effects of its caller.
+    """Where a call stands among the effects of its caller."""
 
-    Attributes:
-        late: the arguments, by name, that come behind an effect.
-        seen: those that come behind a read of state that effects change, too.
-        early: whether an effect comes behind a result.
-    """
-
-    late: tuple[str, ...] = ()
+    late: tuple[str, ...] = ()  # The arguments, by name, that come behind an effect.
+    # Those that come behind a read of state that effects change, too.
     seen: tuple[str, ...] = ()
-    early: bool = False
+    early: bool = False  # Whether an effect comes behind a result.
 
 
 @dataclass(frozen=True)
 class Ties:
-    """The ties to make, as names of nodes and arguments of the body.
+    """The ties to make, as names of nodes and arguments of the body."""
 
-    Attributes:
-        effects: the nodes that each result has to wait for.
-        loose: the positions of the results that do not wait for all of them by
-            themselves.
-        done: the nodes that ops waiting for the call have to wait for.
-        told_late: the nodes that need control inputs from the late arguments.
-        told_seen: those that need control inputs from the seen ones.
-        late: the nodes and arguments that have an effect or come behind one.
-        seen: those that read state that effects change, or come behind a read, too.
-        early: the nodes that an effect, or a node before one, depends on.
-    """
-
-    effects: tuple[str, ...]
+    effects: tuple[str, ...]  # The nodes that each result has to wait for.
+    # The positions of the results that do not wait for all of them by themselves.
     loose: frozenset[int]
-    done: tuple[str, ...]
+    done: tuple[str, ...]  # The nodes that ops waiting for the call have to wait for.
+    # The nodes that need control inputs from the late arguments.
     told_late: tuple[str, ...]
-    told_seen: tuple[str, ...]
+    told_seen: tuple[str, ...]  # Those that need control inputs from the seen ones.
+    # The nodes and arguments that have an effect or come behind one.
     late: frozenset[str]
+    # Those that read state that effects change, or come behind a read, too.
     seen: frozenset[str]
-    early: frozenset[str]
+    early: frozenset[str]  # The nodes that an effect, or a node before one, depends on.
 
 
 def find_ties(plan: CallerPlan, around: CallSurroundings) -> Ties:
-    """Return the ties of one body.
-
-    Cost: linear in the nodes and their inputs, times the effects over 64.
-    """
+    """Return the ties of one body: linear in the nodes, times the effects over 64."""
     body = plan.body
     results = [node_name(result.tensor) for result in body.results]
     controls = [node for _, node in body.control_results]
@@ -112,15 +96,9 @@ def _early(plan: CallerPlan, results: Iterable[str]) -> set[str]:
 def _told(
     plan: CallerPlan, args: Sequence[str], members: Iterable[str], *, strict: bool
 ) -> list[str]:
-    """Return the members that do not come behind all of `args` by themselves.
-
-    Args:
-        plan: the body.
-        args: the arguments to wait for.
-        members: the nodes that have to.
-        strict: whether a call that reads such an argument makes the readers of its
-            results wait, whatever its body is.
-    """
+    """Return the members that do not come behind all of `args` by themselves."""
+    # If `strict`, a call that reads such an argument makes the readers of its results
+    # wait, whatever its body is.
     members = frozenset(members if args else ())
     if not members or len(args) > _MAX_SEPARATE:
         return [name for name in plan.order if name in members]

@@ -22,19 +22,13 @@ from geutil.graph.walks import node_name, topological_order
 
 @dataclass
 class Group:
-    """Ops that are waited for together.
-
-    Attributes:
-        name: of the NoOp that corresponds to them if there is not just one.
-        reserved: whether the name is kept free for it.
-        forced: whether there is a NoOp in any case.
-    """
+    """Ops that are waited for together."""
 
     members: Sequence[str]
-    name: str
+    name: str  # Of the NoOp that corresponds to them if there is not just one.
     device: str
-    reserved: bool = False
-    forced: bool = False
+    reserved: bool = False  # Whether the name is kept free for it.
+    forced: bool = False  # Whether there is a NoOp in any case.
 
 
 def wait_for_tensor(tensor: str) -> str:
@@ -43,15 +37,12 @@ def wait_for_tensor(tensor: str) -> str:
 
 
 class Wiring:
-    """Follows references through the calls that were replaced.
-
-    Attributes:
-        tensors: the tensor that replaces each output of a call.
-        groups: the replacements of a call in control inputs.
-    """
+    """Follows references through the calls that were replaced."""
 
     def __init__(self, space: Namespace) -> None:
+        # The tensor that replaces each output of a call.
         self.tensors: dict[str, str] = {}
+        # The replacements of a call in control inputs.
         self.groups: dict[str, Group] = {}
         self.barriers: list[Any] = []
         self._space = space
@@ -139,29 +130,22 @@ _RESOURCE = tf.resource.as_datatype_enum
 
 @dataclass(eq=False)
 class BodySite:
-    """A place where a body stands: that of a call, or the main graph itself.
-
-    Attributes:
-        around: where the call stands among the effects of its caller.
-        ties: nodes and arguments that have to be tied to its results.
-        name: the name of the call in the result, reserved for its replacement.
-        branched: whether it may be in a version 1 loop or branch.
-        names: the name in the result of each node of the body.
-        frames: the names in the result of the frames of its loops.
-        items: the new nodes, and the calls that are replaced in turn, in order.
-    """
+    """A place where a body stands: that of a call, or the main graph itself."""
 
     plan: CallerPlan
-    around: CallSurroundings
-    ties: Ties
-    name: str = ""
+    around: CallSurroundings  # Where the call stands among the effects of its caller.
+    ties: Ties  # Nodes and arguments that have to be tied to its results.
+    name: str = ""  # The name of the call in the result, reserved for its replacement.
     op: str = ""
     inputs: list[str] = field(default_factory=list)
     controls: list[str] = field(default_factory=list)
     device: str = ""
-    branched: bool = False
+    branched: bool = False  # Whether it may be in a version 1 loop or branch.
+    # The name in the result of each node of the body.
     names: Mapping[str, str] = field(default_factory=dict)
+    # The names in the result of the frames of its loops.
     frames: Mapping[str, str] = field(default_factory=dict)
+    # The new nodes, and the calls that are replaced in turn, in order.
     items: list[NewNode | BodySite] = field(default_factory=list, repr=False)
 
     def reference(self, reference: str) -> str:
@@ -179,20 +163,14 @@ class BodySite:
 
 @dataclass(eq=False)
 class NewNode:
-    """A node of the result.
+    """A node of the result."""
 
-    Attributes:
-        definition: the node that it copies, but for its name, inputs and device.
-        inputs: references to its inputs, control inputs included.
-        original: its name in the body; empty if it is in none.
-    """
-
-    definition: Any
+    definition: Any  # The node that it copies, but for its name, inputs and device.
     name: str
-    inputs: Sequence[str]
+    inputs: Sequence[str]  # References to its inputs, control inputs included.
     device: str
     site: BodySite
-    original: str = ""
+    original: str = ""  # Its name in the body; empty if it is in none.
 
 
 class Expansion:
@@ -204,13 +182,11 @@ class Expansion:
         self._wiring = wiring
 
     def told_to_wait(self) -> dict[str, list[str]]:
-        """Return the control inputs that nodes of the body need in addition.
-
-        With control inputs at the call, nothing in the body may start before them. A
-        read of a variable may not start before arguments that come behind an effect,
-        nor an effect before those that come behind a read. In a version 1 loop or
-        branch, a node without inputs is outside: an argument brings it in.
-        """
+        """Return the control inputs that nodes of the body need in addition."""
+        # With control inputs at the call, nothing in the body may start before them. A
+        # read of a variable may not start before arguments that come behind an effect,
+        # nor an effect before those that come behind a read. In a version 1 loop or
+        # branch, a node without inputs is outside: an argument brings it in.
         site = self._site
         if site.controls:
             added_controls = self._after_controls()
@@ -271,10 +247,8 @@ class Expansion:
         return dict.fromkeys(waiting_names, controls)
 
     def _branch_gates(self) -> set[int]:
-        """Return the arguments that something waits for without reading them.
-
-        A Switch is no use there: it runs, whichever of its outputs comes to life.
-        """
+        """Return the arguments that something waits for without reading them."""
+        # A Switch is no use there: it runs, whichever of its outputs comes to life.
         site, args = self._site, self._site.plan.args
         nodes = site.plan.body.nodes
         waited_for = {r[1:] for n in nodes for r in n.inputs if r.startswith("^")}
@@ -292,10 +266,8 @@ class Expansion:
             site.inputs[position] = name
 
     def _gate(self, node: BodyNode) -> int | None:
-        """Return the argument of a kernel that can wait instead of the kernel.
-
-        oneDNN's layout pass aborts the process at a control edge onto a Conv2D.
-        """
+        """Return the argument of a kernel that can wait instead of the kernel."""
+        # oneDNN's layout pass aborts the process at a control edge onto a Conv2D.
         plan = self._site.plan
         if node.name in plan.calls or not plan.effects.is_kernel(node.definition):
             return None

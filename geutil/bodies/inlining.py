@@ -240,50 +240,38 @@ _MAX_BYTES = 2**31 - 1
 
 @dataclass(frozen=True)
 class Kept:
-    """A call that is still one.
+    """A call that is still one."""
 
-    Attributes:
-        node: the name of its node in the result.
-        reason: why it is still a call.
-    """
-
-    node: str
+    node: str  # The name of its node in the result.
     function: str
-    reason: str
+    reason: str  # Why it is still a call.
 
 
 @dataclass(frozen=True)
 class NodeOrigin:
-    """Where a node of the result comes from.
+    """Where a node of the result comes from."""
 
-    Attributes:
-        function: the function whose body it was in.
-        arguments: the tensors of the result that the function's arguments became.
-        tensor: gives the tensor of the result for one of the body, `node:k`.
-    """
-
-    function: str
+    function: str  # The function whose body it was in.
     node: str
+    # The tensors of the result that the function's arguments became.
     arguments: tuple[str, ...]
+    # Gives the tensor of the result for one of the body, `node:k`.
     tensor: Callable[[str], str] = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Inlined:
-    """A graph whose calls were replaced.
+    """A graph whose calls were replaced."""
 
-    Attributes:
-        graph_def: the graph, in topological order (loop back edges aside).
-        kept: the calls that are still there, in the order of their nodes.
-        tensors: for each output of a call of the original graph, such as
-            `StatefulPartitionedCall:1`, the name of the tensor that it became.
-        origins: where nodes come from that were in bodies and name a gradient of their
-            own; the name is known to TensorFlow's Python part only.
-    """
-
+    # The graph, in topological order (loop back edges aside).
     graph_def: Any = field(repr=False)
+    # The calls that are still there, in the order of their nodes.
     kept: tuple[Kept, ...]
+    # For each output of a call of the original graph, such as
+    # `StatefulPartitionedCall:1`, the name of the tensor that it became.
     tensors: Mapping[str, str]
+    # Where nodes come from that were in bodies and name a gradient of their own; the
+    # name is known to TensorFlow's Python part only.
     origins: Mapping[str, NodeOrigin] = field(repr=False)
 
 

@@ -23,19 +23,9 @@ from geutil.graph.types import Graph, Operation, Tensor
 def body_for_call(
     graph: Graph, name: str, arguments: Sequence[Tensor] | None
 ) -> Graph | None:
-    """Return a new graph of a function's ops, with shapes inferred from a call.
-
-    Args:
-        graph: the graph that holds the function and the call.
-        name: the name of the function.
-        arguments: the arguments of the call; None for the shapes of the trace. Those
-            after the function's own arguments are left out: a SymbolicGradient passes
-            gradients there.
-
-    Returns:
-        A FuncGraph that holds the functions which the body calls, or None where the
-        graph does not hold the function.
-    """
+    """Return a new graph of a function's ops, with shapes inferred from a call."""
+    # Without `arguments` it has the shapes of the trace. Those after the function's own
+    # are left out: a SymbolicGradient passes gradients there.
     original_definition = function_defs.definition_in(graph, name)
     if original_definition is None:
         return None
@@ -65,27 +55,19 @@ _TRACED = ("_cond_graph", "_body_graph", "_true_graph", "_false_graph")
 
 @dataclass(frozen=True)
 class Callee:
-    """A function that an op calls.
+    """A function that an op calls."""
 
-    Attributes:
-        attribute: the attribute that names it; empty for an op whose type it is.
-        index: its place among the functions of the attribute.
-    """
-
-    attribute: str
-    index: int
+    attribute: str  # The attribute that names it; empty for an op whose type it is.
+    index: int  # Its place among the functions of the attribute.
     name: str
 
 
 @dataclass(frozen=True, eq=False)
 class Caller:
-    """An op that calls functions.
-
-    Attributes:
-        callees: the functions that it calls, in the order of its attributes.
-    """
+    """An op that calls functions."""
 
     op: Operation
+    # The functions that it calls, in the order of its attributes.
     callees: tuple[Callee, ...] = field(repr=False)
 
     @property
@@ -115,10 +97,8 @@ class Caller:
 
     @property
     def arguments(self) -> list[Tensor] | None:
-        """Return the inputs that the functions get first; None where data decides.
-
-        A function that an op of tf.data maps gets elements, which are no input.
-        """
+        """Return the inputs that the functions get first; None where data decides."""
+        # A function that an op of tf.data maps gets elements, which are no input.
         passes_inputs = self.is_loop or self.is_branching or self.is_call
         if passes_inputs or self.op.type == _GRADIENT:
             return list(self.op.inputs)[self.first_argument :]
@@ -154,11 +134,7 @@ def is_compiled_call(op: Operation) -> bool:
 
 
 def reason_to_stay(op: Operation) -> str:
-    """Return why a call is not replaced by the function's body when a model is opened.
-
-    "" if nothing of the call or the function speaks against it. Whether the function
-    calls itself is not looked at.
-    """
+    """Return why a call is not inlined when a model is opened; "" where nothing is."""
     name = called_function(op)
     definition = function_defs.definition_in(op.graph, name)
     if definition is None:
@@ -240,10 +216,7 @@ def limit_parallel_iterations(op: Operation, count: int) -> bool:
 
 
 def recalling(caller: Caller) -> UndoStep:
-    """Note which functions an op calls, and the attributes that change with them.
-
-    `call_others` and `limit_parallel_iterations` change these.
-    """
+    """Note which functions an op calls, and the attributes that change with them."""
     op = caller.op
     node = op.node_def
     callee_attributes = [callee.attribute for callee in caller.callees]
@@ -284,10 +257,7 @@ def _traces(caller: Caller) -> list[str]:
 
 
 def renamed_node(caller: Caller, names: Mapping[str, str]) -> Any:
-    """Return the node of an op, calling other functions, to be rebuilt.
-
-    Facts about the old functions are left out.
-    """
+    """Return the node of an op that calls other functions, without stale facts."""
     node = caller.op.node_def
     for callee in caller.callees:
         new = names.get(callee.name, callee.name)

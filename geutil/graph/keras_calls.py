@@ -32,24 +32,20 @@ INPUT_LAYER = "InputLayer"
 
 @dataclass(frozen=True)
 class LayerCall:
-    """A call of a Keras layer in a graph.
+    """A call of a Keras layer in a graph."""
 
-    Attributes:
-        path: the names of the models and layers around it and its own, between slashes.
-        scope: the name scope of its ops; the name of its op if it has no scope.
-        inputs: the tensors that it was called with, by name; None if not known.
-        outputs: the tensors that it returned, by name; None if not known.
-        layer: a weak reference to the layer, if there was one.
-        node: which of the calls that Keras knows of the layer it is.
-    """
-
+    # The names of the models and layers around it and its own, between slashes.
     path: str
     name: str
     class_name: str
-    scope: str
+    scope: str  # The name scope of its ops; the name of its op if it has no scope.
+    # The tensors that it was called with, by name; None if not known.
     inputs: tuple[str, ...] | None = None
+    # The tensors that it returned, by name; None if not known.
     outputs: tuple[str, ...] | None = None
+    # A weak reference to the layer, if there was one.
     layer: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
+    # Which of the calls that Keras knows of the layer it is.
     node: int | None = field(default=None, compare=False, repr=False)
 
     def renamed(self, renamed: Callable[[str], str]) -> LayerCall:
@@ -77,12 +73,7 @@ def set_calls(graph: Graph, calls: Iterable[LayerCall]) -> None:
 
 
 def node_behind(keras_tensor: Any) -> tuple[Any, int, int] | None:
-    """Return the layer behind a symbolic tensor of Keras.
-
-    Returns:
-        The layer or operation, the number of its call, and that of the result; None if
-        it is nothing of this kind.
-    """
+    """Return layer, number of call and of result behind a Keras tensor, or None."""
     history = getattr(keras_tensor, "_keras_history", None)
     return None if history is None else (history[0], history[1], history[2])
 
@@ -100,11 +91,7 @@ _RECORDING = threading.RLock()
 
 @contextmanager
 def recorded(model: Any) -> Iterator[list[LayerCall]]:
-    """Record the calls of a Keras model's layers while the block traces it.
-
-    Yields:
-        The calls, in the order in which they began. It is filled as the block runs.
-    """
+    """Record the calls of a Keras model's layers while the block traces it."""
     with _RECORDING:
         recording = _Recording()
         operations = _operations(model)
@@ -243,16 +230,11 @@ def calls_by_scopes(
     classes: Mapping[str, str] | None,
     variables: Iterable[str] = (),
 ) -> tuple[LayerCall, ...]:
-    """Return the calls of layers that the names of ops tell, without the model.
-
-    Args:
-        names: the names of the ops of a graph, in order.
-        classes: the class of each layer by its path, where a file says them: one scope
-            is taken to be opened for each call then. None finds the layers of Keras 3,
-            which opens two.
-        variables: the names of variables. Keras 3 calls them by the paths of layers:
-            where none is that of a layer, the graph is not taken for one of Keras.
-    """
+    """Return the calls of layers that the names of ops tell, without the model."""
+    # `classes` has the class of each layer by its path, where a file says them: one
+    # scope is taken to be opened for each call then. Keras 3 opens two, and calls
+    # variables by the paths of layers: without such a variable, the graph is not taken
+    # for one of Keras.
     children = _tree(names)
     owners = {name.rpartition("/")[0] for name in variables}
     # Those of a subclassed model begin with its own name.
@@ -313,12 +295,10 @@ class _Known:
 
 
 def _opened_twice(scopes: list[str], known: _Known) -> list[str | None]:
-    """Return which layer opened each scope, if two are opened for each call.
-
-    TensorFlow's rule for names is done over from the first name to the last: the second
-    scope that a layer opens is the one that is found. A name that no layer would have
-    got by that was made by something else.
-    """
+    """Return which layer opened each scope, if two are opened for each call."""
+    # TensorFlow's rule for names is done over from the first name to the last: the
+    # second scope that a layer opens is the one that is found. A name that no layer
+    # would have got by that was made by something else.
     used: dict[str, int] = {}
     found: list[str | None] = []
     for scope in (name.rpartition("/")[2] for name in scopes):

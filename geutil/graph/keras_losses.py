@@ -19,15 +19,11 @@ _HELD = ("_losses", "_eager_losses")
 
 @dataclass(frozen=True)
 class LosingLayer:
-    """A Keras layer that was given losses in a graph.
-
-    Attributes:
-        losses: the losses, which it does not hold any more.
-        anew: whether it forgot those that it had before, as the outermost layer does.
-    """
+    """A Keras layer that was given losses in a graph."""
 
     layer: weakref.ref[Any]
-    losses: Sequence[Tensor]
+    losses: Sequence[Tensor]  # The losses, which it does not hold any more.
+    # Whether it forgot those that it had before, as the outermost layer does.
     anew: bool
 
     def hold(self, losses: Sequence[Tensor]) -> None:
@@ -40,13 +36,7 @@ class LosingLayer:
 
 @contextmanager
 def losses_taken(owner: Any = None) -> Iterator[list[LosingLayer]]:
-    """Take the losses away that Keras layers are given in a block.
-
-    Those that are tensors of the default graph.
-
-    Args:
-        owner: the layer or model to look in; None is all layers that there are.
-    """
+    """Take away the losses that Keras layers are given in a block."""
     graph = tf.compat.v1.get_default_graph()
     with tf.init_scope():
         mark = tf.zeros([])

@@ -122,10 +122,7 @@ def planned_for(graph: Graph) -> str | None:
 
 
 def share_memory(one: str, other: str) -> bool:
-    """Tell whether tensors go from one device to another without a copy.
-
-    So they do among the CPU devices of a process. Both are given by their full names.
-    """
+    """Tell whether devices, by full names, share memory, as CPUs of a process do."""
     specs = _spec(one), _spec(other)
     tasks = {(spec.job, spec.replica, spec.task) for spec in specs}
     return len(tasks) == 1 and all(spec.device_type == "CPU" for spec in specs)
@@ -134,16 +131,9 @@ def share_memory(one: str, other: str) -> bool:
 def places_of(
     ops: Sequence[Operation], fed: Collection[Operation], default: str
 ) -> dict[str, str]:
-    """Return the device of each op by its name, as a Session places them.
-
-    Args:
-        ops: the ops of a step, in graph order.
-        fed: those whose outputs are fed, which come in at the default device.
-        default: the full name of the device of ops that name none.
-
-    Cost: linear in ops and edges, some 10 us for each op where several devices are
-    named.
-    """
+    """Return the device of each op by its name, as a Session places them."""
+    # Fed outputs come in at `default`, the full name of the device of ops that name
+    # none.
     named = {full_name(device, default) for device in {op.device for op in ops}}
     if len(named) <= 1 and all(kind_of(device) == "CPU" for device in named):
         (device,) = named or {default}

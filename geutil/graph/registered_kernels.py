@@ -18,15 +18,11 @@ _ANY_DEVICE = "DEFAULT"
 
 @dataclass(frozen=True)
 class RegisteredKernel:
-    """The kernel of an op on a type of device.
+    """The kernel of an op on a type of device."""
 
-    Attributes:
-        host_inputs: the inputs, by place, that it reads in the memory of the host.
-        host_outputs: the outputs that it makes there.
-    """
-
+    # The inputs, by place, that it reads in the memory of the host.
     host_inputs: frozenset[int]
-    host_outputs: frozenset[int]
+    host_outputs: frozenset[int]  # The outputs that it makes there.
 
 
 def has_kernels(device_type: str) -> bool:
@@ -35,11 +31,9 @@ def has_kernels(device_type: str) -> bool:
 
 
 def kernel_of(op: Operation, device_type: str) -> RegisteredKernel | None:
-    """Return the kernel of an op on "CPU" or "GPU", None if it has none there.
-
-    An op without any kernel, such as one that is named for a function, has an empty one
-    on each device. Cost: some 5 us.
-    """
+    """Return the kernel of an op on "CPU" or "GPU", None if it has none there."""
+    # An op without any kernel, such as one that is named for a function, has an empty
+    # one.
     kernels = _registered(op.type)
     if not kernels:
         return RegisteredKernel(frozenset(), frozenset())

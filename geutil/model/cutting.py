@@ -21,16 +21,9 @@ Selection = Mapping[str, Any] | Iterable[Any] | Any
 
 
 def named_tensors(model: EditableModel, selection: Selection) -> dict[str, Tensor]:
-    """Return the selected tensors by public name, in order.
-
-    Args:
-        model: the model.
-        selection: a tensor, an op or Keras layer with one output, a symbolic tensor of
-            Keras, or the name of an input, an output, a tensor, an op, a layer or a
-            scope; or several of them; or a mapping from the name that each shall have.
-            Without a mapping, ends and layers keep their names and other tensors are
-            called after their ops.
-    """
+    """Return the selected tensors by public name, in order."""
+    # A mapping says the names. Without one, ends and layers keep their names and other
+    # tensors are called after their ops.
     if isinstance(selection, Mapping):
         if not all(isinstance(name, str) and name for name in selection):
             raise ModelError(f"each end needs a name, got {list(selection)}")
@@ -142,11 +135,9 @@ def _feed(
 
 
 def _release(program: ModelProgram, stand_ins: Iterable[str]) -> None:
-    """Let no op that can be computed wait for ops behind the old inputs.
-
-    Ops that are cut off cannot be waited for: neither its ops nor their effects are
-    there.
-    """
+    """Let no op that can be computed wait for ops behind the old inputs."""
+    # Ops that are cut off cannot be waited for: neither they nor their effects are
+    # there.
     stand_in_names = set(stand_ins)
     old = [
         node_name(t)

@@ -38,17 +38,7 @@ def splice(
     signature: str | None = None,
     dropped: Iterable[str] = (),
 ) -> M:
-    """Return both models as one; see `Model.splice`.
-
-    Args:
-        model: the model.
-        other: the model that is added.
-        replaced: for tensors of `model` the outputs of `other` that are read instead.
-        feeds: for inputs of `other` the tensors of `model` that they read.
-        scope: the scope of the ops that `other` adds, where names clash.
-        signature: the name of the result, which stands beside `model` then.
-        dropped: outputs of `model` that the result does not have.
-    """
+    """Return both models as one; see `Model.splice`."""
     _check_model(model, other)
     links = [
         JoinedTensor(cutting.tensor_of(model, mine), _end(other, "output", theirs))

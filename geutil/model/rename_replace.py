@@ -76,10 +76,7 @@ def _selected(model: EditableModel, ops: Any) -> list[Operation]:
 
 
 def _op_of_layer(model: EditableModel, item: Any) -> list[Operation]:
-    """Return the op that a layer computes with, in each of its calls.
-
-    None if no layer is called so.
-    """
+    """Return the op that a layer computes with in each of its calls, or None."""
     try:
         ops = names.ops_of_layers(model.graph, item, repr(model))
     except SelectionError as error:

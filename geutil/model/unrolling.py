@@ -172,10 +172,8 @@ def _write_calls(program: ModelProgram, times: Mapping[str, int]) -> None:
 
 
 def _with_short_names(parts: GraphParts, loops: Sequence[str]) -> ModelProgram:
-    """Return the program of a graph, with the scope of each loop in a name once.
-
-    Nodes of a body have its scope already, and get that of their step before it.
-    """
+    """Return the program of a graph, with the scope of each loop in a name once."""
+    # Nodes of a body have its scope already, and get that of their step before it.
     program = program_of_parts(parts)
     nodes = nodes_by_name(program.graph_def)
     taken = set(nodes)

@@ -21,33 +21,23 @@ from geutil.graph.walks import data_inputs, node_name, tensor_name
 
 @dataclass(frozen=True)
 class ScopeNode:
-    """A node of a scope.
-
-    Attributes:
-        inputs: the tensors that it reads, as `node:k`, control inputs left out.
-        written: the same as the scope writes them: `node`, or `node:output:k` inside a
-            function.
-    """
+    """A node of a scope."""
 
     node: Any
+    # The tensors that it reads, as `node:k`, control inputs left out.
     inputs: tuple[str, ...]
+    # The same as the scope writes them: `node`, or `node:output:k` inside a function.
     written: tuple[str, ...]
 
 
 @dataclass(frozen=True)
 class Scope:
-    """A graph, or the body of a function.
+    """A graph, or the body of a function."""
 
-    Attributes:
-        entries: its nodes, producers first; loops of version 1 are cut where they go
-            back.
-        args: the names of a function's arguments.
-        results: the results of a function, as `node:k`.
-    """
-
+    # Its nodes, producers first; loops of version 1 are cut where they go back.
     entries: tuple[ScopeNode, ...]
-    args: tuple[str, ...] = ()
-    results: tuple[str, ...] = ()
+    args: tuple[str, ...] = ()  # The names of a function's arguments.
+    results: tuple[str, ...] = ()  # The results of a function, as `node:k`.
 
     def readers(self) -> dict[str, list[tuple[ScopeNode, int]]]:
         """Return (entry, index) of each reader of each tensor."""
@@ -119,33 +109,22 @@ _SMALL = 4096
 
 @dataclass(frozen=True)
 class SizeSource:
-    """Where the size of the batch can be read.
+    """Where the size of the batch can be read."""
 
-    Attributes:
-        tensor: a tensor, as nodes of its graph or function write it.
-        axis: its axis that grows with the batch; None of a list of one element a row.
-        factor: how many times the batch the axis is long.
-        dtype: the number of the tensor's dtype.
-    """
-
-    tensor: str
+    tensor: str  # A tensor, as nodes of its graph or function write it.
+    # Its axis that grows with the batch; None of a list of one element a row.
     axis: int | None
-    factor: int
-    dtype: int
+    factor: int  # How many times the batch the axis is long.
+    dtype: int  # The number of the tensor's dtype.
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """The old batch size and the one that corresponds to all.
+    """The old batch size and the one that corresponds to all."""
 
-    Attributes:
-        old: the size that may be baked in.
-        new: the new size, None if any.
-    """
-
-    old: int
+    old: int  # The size that may be baked in.
     probe: int
-    new: int | None
+    new: int | None  # The new size, None if any.
 
     def factor(self, dim: int | None) -> int:
         """Return how many times the batch a dimension is long, 0 if it is fixed."""

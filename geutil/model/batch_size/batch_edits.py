@@ -56,36 +56,25 @@ class SetDims:
 
 @dataclass(frozen=True)
 class SetSize:
-    """Input `index` of `node`, a number of rows, becomes the batch size.
-
-    Attributes:
-        source: where the size of the batch is read.
-        frame: the loop of version 1 that the node is in; None outside of them.
-    """
+    """Input `index` of `node`, a number of rows, becomes the batch size."""
 
     node: str
     index: int
-    source: SizeSource
+    source: SizeSource  # Where the size of the batch is read.
+    # The loop of version 1 that the node is in; None outside of them.
     frame: str | None = None
 
 
 @dataclass(frozen=True)
 class Broadcast:
-    """Input `index` of `node`, or a result of a function, is repeated for the batch.
+    """Input `index` of `node`, or a result of a function, is repeated for the batch."""
 
-    Attributes:
-        node: the node, or None for a result.
-        index: the index of the input or of the result.
-        axis: the axis that is repeated; of several equal rows the first is taken.
-        source: where the size of the batch is read.
-    """
-
-    node: str | None
-    index: int
-    axis: int
+    node: str | None  # The node, or None for a result.
+    index: int  # The index of the input or of the result.
+    axis: int  # The axis that is repeated; of several equal rows the first is taken.
     rows: int
     dims: Dims
-    source: SizeSource
+    source: SizeSource  # Where the size of the batch is read.
     dtype: int
 
 
@@ -108,16 +97,12 @@ class BiasToAdd:
 
 @dataclass(frozen=True)
 class CallAnew:
-    """A function that `node` calls is replaced by a changed copy.
-
-    Attributes:
-        attribute: the attribute that names the function; None if it is the op's type.
-        position: the place in the attribute, for a list of functions.
-    """
+    """A function that `node` calls is replaced by a changed copy."""
 
     node: str
+    # The attribute that names the function; None if it is the op's type.
     attribute: str | None
-    position: int
+    position: int  # The place in the attribute, for a list of functions.
     function: str
     plan: BatchPlan
 
@@ -151,16 +136,13 @@ class BatchObstacle:
 
 @dataclass
 class BatchPlan:
-    """The changes of one graph or function body.
+    """The changes of one graph or function body."""
 
-    Attributes:
-        edits: the changes, in the order of the ops.
-        growing: the names of the nodes that depend on the batch; their recorded shapes
-            no longer hold.
-    """
-
+    # The changes, in the order of the ops.
     edits: list[Edit] = field(default_factory=list)
     problems: list[BatchObstacle] = field(default_factory=list)
+    # The names of the nodes that depend on the batch; their recorded shapes no longer
+    # hold.
     growing: set[str] = field(default_factory=set)
 
     def all_problems(self) -> list[BatchObstacle]:

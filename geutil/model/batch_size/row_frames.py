@@ -23,18 +23,15 @@ _PASSED = COPIES | {"Switch"}
 
 @dataclass
 class _LoopFrame:
-    """The reads, writes and comparisons of a loop, by structure alone.
+    """The reads, writes and comparisons of a loop, by structure alone."""
 
-    Attributes:
-        reads: (op, name of the array, counter) for each read.
-        bounds: (op, input, counter, value or None) for each bound of a counter.
-        written: the arrays that it writes into.
-        source: the source of the batch size, once it is known to take rows.
-    """
-
+    # (op, name of the array, counter) for each read.
     reads: list[tuple[str, str, str | None]] = field(default_factory=list)
+    # (op, input, counter, value or None) for each bound of a counter.
     bounds: list[tuple[str, int, str, int | None]] = field(default_factory=list)
+    # The arrays that it writes into.
     written: list[ScopeNode] = field(default_factory=list)
+    # The source of the batch size, once it is known to take rows.
     source: SizeSource | None = None
 
 

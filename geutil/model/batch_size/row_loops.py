@@ -30,25 +30,20 @@ BOUNDS = {"Less": (0, 1), "Greater": (1, 0)}
 
 @dataclass
 class RowLoop:
-    """A loop over the rows of a batch.
-
-    Attributes:
-        lists: the loop variables that are lists with an element for each row.
-    """
+    """A loop over the rows of a batch."""
 
     edits: list[SetSize] = field(default_factory=list)
+    # The loop variables that are lists with an element for each row.
     lists: list[int] = field(default_factory=list)
 
 
 def row_loop(site: Site, condition: Scope, body: Scope) -> RowLoop:
-    """Let a loop that takes the rows of a batch one by one run for each of them.
-
-    A loop is one over rows if its body takes elements of a list of rows, or rows of a
-    tensor that has the batch, where a counter tells; and its condition compares that
-    counter with the old batch size. All bounds that are the old batch size are the new
-    one then, and so is the size of each list that is reserved for it. A loop that takes
-    rows in another way is a problem.
-    """
+    """Let a loop that takes the rows of a batch one by one run for each of them."""
+    # A loop is one over rows if its body takes elements of a list of rows, or rows of a
+    # tensor that has the batch, where a counter tells; and its condition compares that
+    # counter with the old batch size. All bounds that are the old batch size are the
+    # new one then, and so is the size of each list that is reserved for it. A loop that
+    # takes rows in another way is a problem.
     found = RowLoop()
     reads = [read for read in _reads(site, body) if _has_rows(site, read[1])]
     variable = next((variable for _, variable, _ in reads), None)
@@ -123,10 +118,7 @@ def _has_rows(site: Site, variable: int | None) -> bool:
 def _lengthen_constants(
     site: Site, body: Scope, counters: set[int | None], source: SizeSource
 ) -> None:
-    """Repeat constants of which each row of the batch gets its own, if all are equal.
-
-    Numbers of rows are counted further.
-    """
+    """Repeat constants whose rows go to rows of the batch; count numbers further."""
     for name, variable, counter in _reads(site, body):
         if variable is None:
             if counter in counters:
@@ -162,22 +154,15 @@ def _counts(site: Site, numbers: Tensor) -> bool:
 
 @dataclass(frozen=True)
 class _Bound:
-    """A comparison of a counter.
-
-    Attributes:
-        index: the input that is the bound.
-        counter: the loop variable that is compared.
-        variable: the loop variable that is the bound; None if it is a constant.
-        value: the bound; None if it is not known.
-        grows: whether it depends on the inputs.
-    """
+    """A comparison of a counter."""
 
     entry: ScopeNode
-    index: int
-    counter: int
+    index: int  # The input that is the bound.
+    counter: int  # The loop variable that is compared.
+    # The loop variable that is the bound; None if it is a constant.
     variable: int | None
-    value: int | None
-    grows: bool
+    value: int | None  # The bound; None if it is not known.
+    grows: bool  # Whether it depends on the inputs.
 
 
 def _bounds(site: Site, condition: Scope) -> Iterator[_Bound]:

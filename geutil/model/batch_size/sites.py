@@ -30,12 +30,7 @@ _ELEMENTWISE = frozenset(
 
 
 class Probing:
-    """The graph in which shapes are inferred; nothing of it is ever run.
-
-    Attributes:
-        row_reads: the ops that take rows of the batch in a loop over all of them, and
-            those that take all elements of an array of rows.
-    """
+    """The graph in which shapes are inferred; nothing of it is ever run."""
 
     def __init__(self, sizes: Sizes, library: Mapping[str, Any]) -> None:
         self.sizes = sizes
@@ -45,6 +40,8 @@ class Probing:
         self._large: dict[str, Any] = {}
         self._growing: set[str] = set()
         self._lists_of_rows: set[str] = set()
+        # The ops that take rows of the batch in a loop over all of them, and those that
+        # take all elements of an array of rows.
         self.row_reads: set[str] = set()
 
     def make(self, node: Any, operands: Sequence[Tensor]) -> list[Tensor]:
@@ -119,10 +116,7 @@ class Probing:
         return tf.get_static_value(tensor)
 
     def dims(self, tensor: Tensor) -> list[int | None] | None:
-        """Return the known elements of a vector.
-
-        A -1 that is put into it counts as known.
-        """
+        """Return the known elements of a vector, a -1 in it among them."""
         value = tf.get_static_value(tensor)
         if value is not None and np.ndim(value) == 1:
             return [int(v) for v in value]
@@ -194,18 +188,7 @@ _SHOWN = 16
 
 
 class Site:
-    """One op, its inputs, and the changes to make.
-
-    Attributes:
-        node: a copy of its definition, which rules may change; the op is tried as it
-            stands there.
-        written: its inputs as the graph or function writes them.
-        operands: its inputs, in the probing graph; rules may replace them.
-        fallback: where the batch can be read if none of the operands shows it.
-        producers: the ops that make its inputs, None for an argument.
-        readers: (type, index) of each input that reads its results.
-        replaced: the operands that differ from `written` now.
-    """
+    """One op, its inputs, and the changes to make."""
 
     def __init__(
         self,
@@ -218,15 +201,21 @@ class Site:
         readers: Sequence[tuple[str, int]] = (),
     ) -> None:
         # A copy, since the definition in the program stays while rules are tried.
+        # A copy of its definition, which rules may change; the op is tried as it stands
+        # there.
         self.node = type(entry.node)()
         self.node.CopyFrom(entry.node)
-        self.written = entry.written
+        self.written = entry.written  # Its inputs as the graph or function writes them.
+        # Its inputs, in the probing graph; rules may replace them.
         self.operands = operands
         self.probing = probing
+        # Where the batch can be read if none of the operands shows it.
         self.fallback = fallback
+        # The ops that make its inputs, None for an argument.
         self.producers = producers
-        self.readers = readers
+        self.readers = readers  # (type, index) of each input that reads its results.
         self.plan = plan
+        # The operands that differ from `written` now.
         self.replaced: frozenset[int] = frozenset()
 
     def inside(self, source: SizeSource) -> Site:
@@ -367,16 +356,8 @@ def broadcast_for_batch(
     *,
     result: bool = False,
 ) -> tuple[Broadcast, Tensor] | None:
-    """Return the change that repeats a tensor for the batch, and its result.
-
-    Args:
-        site: the op that reads it, or that calls the function which returns it.
-        tensor: the tensor, in the probing graph.
-        index: the index of the input or result.
-        axis: the axis that is to grow.
-        factor: how many times the batch it is to be long.
-        result: whether it is a result of a function.
-    """
+    """Return the change that repeats a tensor for the batch, and its result."""
+    # With `result`, the tensor is result `index` of a function that the site calls.
     shape = batch_axes.shape_of(tensor)
     if shape is None or None in shape:
         site.problem(

@@ -32,13 +32,9 @@ _FRAMES = ENTERS | SWITCHES
 
 
 def fixed_graph_def(graph_def: Any, plan: BatchPlan, new: int | None) -> Any:
-    """Return a copy of a graph with the changes of a plan.
-
-    The recorded shapes of growing nodes are dropped. Functions that change are copied
-    under new names: other callers keep the old ones.
-
-    Cost: linear in the nodes, function bodies included, and in the bytes.
-    """
+    """Return a copy of a graph with the changes of a plan."""
+    # The recorded shapes of growing nodes are dropped. Functions that change are copied
+    # under new names: other callers keep the old ones.
     result = type(graph_def)()
     result.CopyFrom(graph_def)
     bodies = {f.signature.name: f for f in graph_def.library.function}
@@ -305,10 +301,8 @@ def _set_placeholders(
 
 
 def _close_lists(program: ModelProgram) -> None:
-    """Write the shapes of the elements of lists that follow now, and those of loops.
-
-    TensorFlow needs no such shape; TFLite's converter takes no list without.
-    """
+    """Write the shapes of the elements of lists that follow now, and those of loops."""
+    # TensorFlow needs no such shape; TFLite's converter takes no list without.
     graph_def = type(program.graph_def)()
     graph_def.CopyFrom(program.graph_def)
     if not any(node.op in LOOPS for node in graph_def.node):

@@ -33,14 +33,10 @@ _SLICE = b"\0"
 
 @dataclass(frozen=True)
 class CheckpointEntry:
-    """One tensor that a checkpoint holds.
-
-    Attributes:
-        dtype: the name of its type; None for one that is not known here.
-    """
+    """One tensor that a checkpoint holds."""
 
     name: str
-    dtype: str | None
+    dtype: str | None  # The name of its type; None for one that is not known here.
     shape: tuple[int, ...]
 
 
@@ -97,11 +93,9 @@ def _entry(name: str, entry: Any) -> CheckpointEntry:
 
 
 def _block_of_blocks(footer: bytes, size: int, index: Path) -> tuple[int, int]:
-    """Return where the block lies that lists the blocks.
-
-    Nothing protects the footer, as a checksum does the blocks: who believed it would
-    allocate as much as it says.
-    """
+    """Return where the block lies that lists the blocks."""
+    # Nothing protects the footer, as a checksum does the blocks: who believed it would
+    # allocate as much as it says.
     if not footer.endswith(_MAGIC):
         raise ModelError(f"'{index}' is no index of a checkpoint, or is truncated")
     at = start = length = 0

@@ -50,11 +50,8 @@ _INTERNAL = "__saved_model_"
 def inspect_graphs(
     source: Path, tags: Iterable[str] | None, *, is_directory: bool
 ) -> Inspection:
-    """Return an inspection of a SavedModel, or of a file with a GraphDef.
-
-    Cost: linear in the nodes; memory for some of them at a time. Text forms are parsed
-    whole.
-    """
+    """Return an inspection of a SavedModel, or of a file with a GraphDef."""
+    # Some nodes are in memory at a time; text forms are parsed whole.
     return _inspect_directory(source, tags) if is_directory else _inspect_file(source)
 
 
@@ -131,15 +128,12 @@ def _with_saved_model(
 
 @dataclass
 class _CountedCalls:
-    """The known facts of the calls in a graph: enough to tell equal signatures.
+    """The known facts of the calls in a graph: enough to tell equal signatures."""
 
-    Attributes:
-        nodes: the nodes of the main graph that call functions, by name.
-        wrappers: the ops of small functions, with their arguments by number: functions
-            of which this is equal compute the same.
-    """
-
+    # The nodes of the main graph that call functions, by name.
     nodes: dict[str, Any] = field(default_factory=dict)
+    # The ops of small functions, with their arguments by number: functions of which
+    # this is equal compute the same.
     wrappers: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def note_function(self, signature: Any, nodes: list[Any], ret: Any) -> None:

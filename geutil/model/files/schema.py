@@ -139,10 +139,7 @@ REFERENCE = 100
 
 
 def type_name(number: int) -> str | None:
-    """Return TensorFlow's name of the data type that a proto gives by its number.
-
-    None if it is none of those up to TensorFlow 2.21.
-    """
+    """Return TensorFlow's name of a data type by its number, or None."""
     plain = number % REFERENCE
     if number < 0 or number // REFERENCE > 1 or not 0 < plain < len(_TYPES):
         return None

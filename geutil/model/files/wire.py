@@ -32,13 +32,9 @@ _LONGEST_VARINT = 70
 
 
 class Field(NamedTuple):
-    """One field of a message.
+    """One field of a message."""
 
-    Attributes:
-        number: its number in the message's definition.
-    """
-
-    number: int
+    number: int  # Its number in the message's definition.
     kind: int
     at: int
     start: int
@@ -202,10 +198,7 @@ def spans(buffer: Buffer, span: Span, number: int) -> list[Span]:
 
 
 def message(buffer: Buffer, span: Span, proto: Any, *numbers: int) -> Any:
-    """Parse the message at `span`, with nothing but these of its fields.
-
-    Long values within them, of constants for example, are left out.
-    """
+    """Parse the message at `span`, with these fields only and without long values."""
     parts = [
         _slim(buffer, field, proto.DESCRIPTOR, 0)[0]
         for field in fields(buffer, *span)
@@ -217,10 +210,8 @@ def message(buffer: Buffer, span: Span, proto: Any, *numbers: int) -> Any:
 def elements(
     buffer: Buffer, span: Span, proto: Any, name: str
 ) -> Iterator[tuple[Any, int]]:
-    """Yield the messages in a repeated field of the message at `span`.
-
-    Cost: linear in the elements, without their long values; memory for a batch of them.
-    """
+    """Yield the messages in a repeated field of the message at `span`."""
+    # Long values are left out; a batch of elements is in memory at a time.
     number = proto.DESCRIPTOR.fields_by_name[name].number
     start = end = span[0]
     for field in fields(buffer, *span):

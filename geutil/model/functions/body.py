@@ -20,14 +20,9 @@ from geutil.model.to_graph import GraphParts
 def materialize_body(
     definition: Any, library: Mapping[str, Any], handles: Mapping[str, Tensor]
 ) -> GraphParts:
-    """Make an editable graph of a function's definition.
-
-    Args:
-        definition: a `FunctionDef`.
-        library: the functions that it calls, however indirectly, by name.
-        handles: for arguments that are resources, a tensor that a caller passes: the
-            body takes the handle data from it.
-    """
+    """Make an editable graph of a function's definition."""
+    # Of arguments that are resources, the body takes the handle data from `handles`,
+    # tensors that a caller passes.
     name = definition.signature.name
     try:
         read = read_body(
@@ -80,11 +75,10 @@ def result_shapes(parts: GraphParts) -> list[tf.TensorShape]:
 
 
 class BodyOutputs(Outputs):
-    """The results of a function by name, in order.
+    """The results of a function by name, in order."""
 
-    They follow edits and can be set, to a tensor of the same dtype. Adding and taking
-    away is up to `Body.add_output` and `Body.remove_output`.
-    """
+    # They follow edits and can be set, to a tensor of the same dtype. Adding and taking
+    # away is up to `Body.add_output` and `Body.remove_output`.
 
     def __init__(
         self, graph: Graph, inputs: Inputs, sinks: Mapping[str, Operation], what: str
@@ -132,19 +126,13 @@ class BodyOutputs(Outputs):
 
 
 class EditableBody(EditableModel):
-    """The body of a function: changes here stay in this graph.
+    """The body of a function: changes here stay in this graph."""
 
-    `geutil.model.Body` offers users edits that change the callers, too.
+    # `geutil.model.Body` offers users edits that change the callers, too.
 
-    Attributes:
-        inputs: the arguments by name, in order: placeholders of the graph.
-        outputs: the results by name, in order.
-        live: the graph, while nothing is written back on access.
-    """
-
-    inputs: Inputs
-    outputs: BodyOutputs
-    live: Graph
+    inputs: Inputs  # The arguments by name, in order: placeholders of the graph.
+    outputs: BodyOutputs  # The results by name, in order.
+    live: Graph  # The graph, while nothing is written back on access.
 
     def concrete_function(self) -> Any:
         """Return a concrete function of the body as it is now.

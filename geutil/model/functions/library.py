@@ -22,20 +22,14 @@ from geutil.model.to_graph import GraphParts
 
 @dataclass(eq=False)
 class Entry:
-    """A function of a model.
+    """A function of a model."""
 
-    Attributes:
-        key: its name for users, which stays.
-        definition: its `FunctionDef`, under the name that it has now.
-        body: the model of it, once it is open.
-        written: the state of the body that the definition is made from.
-        shapes: the static shapes of the results.
-    """
-
-    key: str
+    key: str  # Its name for users, which stays.
+    # Its `FunctionDef`, under the name that it has now.
     definition: Any = field(repr=False)
-    body: EditableBody | None = None
-    written: Any = None
+    body: EditableBody | None = None  # The model of it, once it is open.
+    written: Any = None  # The state of the body that the definition is made from.
+    # The static shapes of the results.
     shapes: list[tf.TensorShape] = field(default_factory=list)
 
     @property
@@ -65,15 +59,12 @@ MakeBody = Callable[["FunctionLibrary", Entry, GraphParts], EditableBody]
 
 
 class FunctionLibrary:
-    """The functions that can be reached from a model's ops.
-
-    Attributes:
-        retired: ops that other ops have replaced; they do not count as callers.
-    """
+    """The functions that can be reached from a model's ops."""
 
     def __init__(self, root: Graph, holdings: SharedState, make_body: MakeBody) -> None:
         self.root = root
         self.holdings = holdings
+        # Ops that other ops have replaced; they do not count as callers.
         self.retired: set[Operation] = set()
         self._make_body = make_body
         self._entries: dict[str, Entry] = {}
@@ -188,11 +179,9 @@ class FunctionLibrary:
         return {e.name: e.definition for e in self.reachable(start)}
 
     def open(self, entry: Entry) -> EditableBody:
-        """Return the model of a function, made when it is first asked for.
-
-        A body takes its resources' handle data from a caller, so the bodies around it
-        are opened too.
-        """
+        """Return the model of a function, made when it is first asked for."""
+        # A body takes its resources' handle data from a caller, so the bodies around it
+        # are opened too.
         if entry.body is not None:
             return entry.body
         entries = self.entries()

@@ -26,14 +26,11 @@ _DROPOUT = "dropout_removal"
 
 @dataclass
 class Bypassed:
-    """The ops that were bypassed.
-
-    Attributes:
-        generators: the ops that yield the handles of the variables which the random
-            numbers of the bypassed ops were seeded from.
-    """
+    """The ops that were bypassed."""
 
     entries: list[Stripped] = field(default_factory=list)
+    # The ops that yield the handles of the variables which the random numbers of the
+    # bypassed ops were seeded from.
     generators: list[Operation] = field(default_factory=list)
 
 

@@ -154,10 +154,9 @@ def _number(name: str) -> Pattern:
 
 
 def _constant(name: str) -> Pattern:
-    """Return the pattern of a constant; Keras casts bounds that are given as integers.
-
-    Also where it computes in half precision.
-    """
+    """Return the pattern of a constant, cast by Keras or not."""
+    # Keras casts bounds that are given as integers, and where it computes in half
+    # precision.
     return seen_through(Const(name), "Cast")
 
 
