@@ -16,8 +16,15 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.bodies import inlining_plan
-from geutil.bodies.control_dependencies import CallSurroundings, Ties, find_ties
-from geutil.bodies.inlined_call import BodySite, Expansion, NewNode, Wiring
+from geutil.bodies.inlined_call import (
+    BodySite,
+    CallSurroundings,
+    Expansion,
+    NewNode,
+    Ties,
+    Wiring,
+    find_ties,
+)
 from geutil.bodies.inlining_plan import CallerPlan, Claim, Namespace, Plans
 from geutil.errors import TransformError
 from geutil.graph.call_graph import Library

@@ -30,8 +30,7 @@ from geutil.graph import (
     functions,
     op_types,
 )
-from geutil.graph.function_calls import Caller
-from geutil.graph.function_loops import LoopBody, source_of
+from geutil.graph.function_calls import Caller, LoopBody, source_of
 from geutil.graph.types import (
     Graph,
     IdentitySet,

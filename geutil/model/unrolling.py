@@ -16,8 +16,7 @@ import tensorflow as tf
 
 from geutil.errors import ModelError
 from geutil.graph import function_calls, op_types
-from geutil.graph.function_calls import Caller
-from geutil.graph.function_loops import Loops
+from geutil.graph.function_calls import Caller, Loops
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import control_references, data_inputs
 from geutil.model.core import EditableModel, M

@@ -10,13 +10,14 @@ import tensorflow as tf
 from geutil.errors import TransformError
 from geutil.graph import call_graph, op_types
 from geutil.graph.types import Tensor
-from geutil.model.batch_size.batch_axes import (
+from geutil.model.batch_size.batch_edits import (
+    BatchObstacle,
+    CallAnew,
     Scope,
     Shape,
     scope_of_function,
     shape_of,
 )
-from geutil.model.batch_size.batch_edits import BatchObstacle, CallAnew
 from geutil.model.batch_size.row_loops import row_loop
 from geutil.model.batch_size.sites import Probing, Site, broadcast_for_batch
 from geutil.model.batch_size.walk import Walk, walk

@@ -8,8 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.model.batch_size.batch_axes import batch_axis_after_reshape
-from geutil.model.batch_size.batch_edits import BiasToAdd, Grown, SetElements
+from geutil.model.batch_size.batch_edits import (
+    BiasToAdd,
+    Grown,
+    SetElements,
+    batch_axis_after_reshape,
+)
 from geutil.model.batch_size.sites import Site, attribute_of_shape
 
 

@@ -13,9 +13,18 @@ import tensorflow as tf
 from geutil.graph.creation import make_op, new_graph
 from geutil.graph.types import Tensor
 from geutil.graph.walks import tree
-from geutil.model.batch_size import batch_axes, batch_edits
-from geutil.model.batch_size.batch_axes import ScopeNode, Shape, Sizes, SizeSource
-from geutil.model.batch_size.batch_edits import BatchPlan, Broadcast, Dims, Edit, Grown
+from geutil.model.batch_size import batch_edits
+from geutil.model.batch_size.batch_edits import (
+    BatchPlan,
+    Broadcast,
+    Dims,
+    Edit,
+    Grown,
+    ScopeNode,
+    Shape,
+    Sizes,
+    SizeSource,
+)
 
 _LARGE = 4096
 """Elements of a constant beyond which a placeholder replaces it: it is no shape."""
@@ -105,13 +114,13 @@ class Probing:
         """Return the axis of the batch, None if there is none."""
         if not self.grows(tensor):
             return None
-        return self.sizes.axis(batch_axes.shape_of(tensor))
+        return self.sizes.axis(batch_edits.shape_of(tensor))
 
     def value(self, tensor: Tensor) -> np.ndarray[Any, Any] | None:
         """Return the value of a tensor that constants alone make, if it is known."""
         node = self._large.get(tensor.name)
         if node is not None:
-            value: np.ndarray[Any, Any] = batch_axes.constant_value(node)
+            value: np.ndarray[Any, Any] = batch_edits.constant_value(node)
             return value
         return tf.get_static_value(tensor)
 
@@ -135,7 +144,7 @@ class Probing:
         # nothing is known.
         with self._graph.as_default():
             anything = tf.compat.v1.placeholder(tf.int32)
-            shape = batch_axes.shape_of(
+            shape = batch_edits.shape_of(
                 tf.raw_ops.Reshape(tensor=anything, shape=tensor)
             )
         packed = tf.get_static_value(tensor, partial=True)
@@ -148,7 +157,7 @@ class Probing:
         """Tell whether it is certain that all slices along an axis are equal."""
         waiting = [(tensor, axis)]
         for tensor, axis in waiting:
-            dims = batch_axes.shape_of(tensor)
+            dims = batch_edits.shape_of(tensor)
             if dims is None:
                 return False
             # A tensor of fewer axes, or of one row, is repeated where others have rows.
@@ -163,7 +172,7 @@ class Probing:
             if kind in _ELEMENTWISE:
                 waiting += [(t, axis - len(dims) + (t.shape.rank or 0)) for t in inputs]
             elif kind in _EQUAL_ROWS:
-                inner = batch_axes.shape_of(inputs[0])
+                inner = batch_edits.shape_of(inputs[0])
                 at = axis - len(dims) + len(inner or ())
                 if inner is None or (at >= 0 and inner[at] != 1):
                     return False
@@ -251,7 +260,7 @@ class Site:
 
     def shape(self, index: int) -> Shape:
         """Return the shape of an operand."""
-        return batch_axes.shape_of(self.operands[index])
+        return batch_edits.shape_of(self.operands[index])
 
     def axis(self, index: int) -> int | None:
         """Return the axis of the batch of an operand."""
@@ -343,7 +352,7 @@ NO_SOURCE = (
 
 def source_at(probing: Probing, tensor: Tensor, written: str, axis: int) -> SizeSource:
     """Return a tensor as a source of the batch size."""
-    factor = probing.sizes.factor((batch_axes.shape_of(tensor) or ())[axis])
+    factor = probing.sizes.factor((batch_edits.shape_of(tensor) or ())[axis])
     return SizeSource(written, axis, factor, tensor.dtype.as_datatype_enum)
 
 
@@ -358,7 +367,7 @@ def broadcast_for_batch(
 ) -> tuple[Broadcast, Tensor] | None:
     """Return the change that repeats a tensor for the batch, and its result."""
     # With `result`, the tensor is result `index` of a function that the site calls.
-    shape = batch_axes.shape_of(tensor)
+    shape = batch_edits.shape_of(tensor)
     if shape is None or None in shape:
         site.problem(
             f"input {index} would have to be repeated for each row, and its shape "

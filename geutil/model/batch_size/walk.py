@@ -12,9 +12,14 @@ import tensorflow as tf
 
 from geutil.graph.types import Tensor
 from geutil.graph.walks import node_name
-from geutil.model.batch_size.batch_axes import Scope, ScopeNode, SizeSource, shape_of
-from geutil.model.batch_size.batch_edits import BatchPlan
-from geutil.model.batch_size.row_frames import RowFrames
+from geutil.model.batch_size.batch_edits import (
+    BatchPlan,
+    Scope,
+    ScopeNode,
+    SizeSource,
+    shape_of,
+)
+from geutil.model.batch_size.row_loops import RowFrames
 from geutil.model.batch_size.rules import RULES
 from geutil.model.batch_size.sites import REFUSALS, Probing, Site, source_at
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import ModelError
-from geutil.model.files import schema, wire
-from geutil.model.files.schema import message_class
+from geutil.model.files import wire
+from geutil.model.files.wire import message_class
 
 _FOOTER = 48
 """Bytes at the end of a LevelDB table: two handles of up to 20, and the magic."""
@@ -89,7 +89,7 @@ def entries(prefix: Path) -> list[CheckpointEntry]:
 
 def _entry(name: str, entry: Any) -> CheckpointEntry:
     dims = tuple(dim.size for dim in entry.shape.dim)
-    return CheckpointEntry(name, schema.type_name(entry.dtype), dims)
+    return CheckpointEntry(name, wire.type_name(entry.dtype), dims)
 
 
 def _block_of_blocks(footer: bytes, size: int, index: Path) -> tuple[int, int]:

@@ -18,7 +18,6 @@ from geutil.model.files import (
     checkpoint_index,
     keras_files,
     reading,
-    schema,
     tflite_inspection,
     wire,
 )
@@ -30,8 +29,7 @@ from geutil.model.files.inspection import (
     VariableInfo,
 )
 from geutil.model.files.reading import PathLike
-from geutil.model.files.schema import message_class
-from geutil.model.files.wire import GRAPH_DEF, SAVED_MODEL, Buffer, Span
+from geutil.model.files.wire import GRAPH_DEF, SAVED_MODEL, Buffer, Span, message_class
 
 _NODE, _LIBRARY = 1, 2
 _GRAPH = 2
@@ -271,7 +269,7 @@ def _signature(signature: Any) -> SignatureInfo:
 
 def _tensor_info(dtype: int, shape: Any) -> TensorInfo:
     """Return the type and shape that protos tell."""
-    name = schema.type_name(dtype)
+    name = wire.type_name(dtype)
     if shape.unknown_rank:
         return TensorInfo(name, None)
     return TensorInfo(name, tuple(d.size if d.size >= 0 else None for d in shape.dim))

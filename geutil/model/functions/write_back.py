@@ -22,8 +22,13 @@ from geutil.graph import adjacency, creation, function_defs, functions, v1_contr
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
 from geutil.graph.function_calls import Caller, call_others, renamed_node
 from geutil.graph.types import Graph, Operation, Tensor, absolute_unique_name
-from geutil.model.functions.body import definition_of, materialize_body, result_shapes
-from geutil.model.functions.library import Entry, FunctionLibrary
+from geutil.model.functions.library import (
+    Entry,
+    FunctionLibrary,
+    definition_of,
+    materialize_body,
+    result_shapes,
+)
 from geutil.model.programs import fresh_name
 
 
