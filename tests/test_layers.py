@@ -24,6 +24,7 @@ LAYERS = {
     "reroute": 2,
     "transform": 3,
     "rewrite": 3,
+    "bodies": 3,
     "gradients": 4,
     "batchnorm": 4,
     "quantize": 4,

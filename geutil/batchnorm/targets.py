@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from geutil.batchnorm.report import Refused
+from geutil.bodies.function_bodies import OpenedFunction, OpenedFunctions
 from geutil.errors import ArgumentTypeError, GeutilError
 from geutil.graph import creation, op_types, replicas, types
 from geutil.graph.function_calls import Caller, callers_in
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.reroute.tensors import reroute_ts
 from geutil.select.networks.provenance import ROOTS
-from geutil.transform.function_bodies import OpenedFunction, OpenedFunctions
 
 SIGNS = op_types.FUSED_NORMS | ROOTS
 """Types of ops of which each batch norm has one."""

@@ -14,8 +14,7 @@ from geutil.capabilities.op_table import OpEntry
 from geutil.capabilities.report import MAIN
 from geutil.graph.walks import closure, data_inputs, node_name
 from geutil.model.files import wire
-from geutil.model.files.schema import message_class
-from geutil.model.files.wire import Buffer, Span
+from geutil.model.files.wire import Buffer, Span, message_class
 
 _UNKNOWN = OpEntry(op_table.UNKNOWN, (), "")
 _ATTRIBUTES = {

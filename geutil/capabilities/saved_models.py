@@ -22,8 +22,14 @@ from geutil.capabilities.report import LOADED, RUN, Power
 from geutil.errors import ModelError
 from geutil.graph.walks import closure, data_inputs, node_name, walk
 from geutil.model.files import reading, wire
-from geutil.model.files.schema import message_class
-from geutil.model.files.wire import GRAPH_DEF, META_GRAPH, SAVED_MODEL, Buffer, Span
+from geutil.model.files.wire import (
+    GRAPH_DEF,
+    META_GRAPH,
+    SAVED_MODEL,
+    Buffer,
+    Span,
+    message_class,
+)
 
 _INIT, _SAVER = "loading", "saving and restoring variables"
 _INIT_SIGNATURE = "__saved_model_init_op"

@@ -39,7 +39,7 @@ from geutil.graph import (
     state,
     types,
 )
-from geutil.graph.keras_losses import LosingLayer, losses_taken
+from geutil.graph.keras_calls import LosingLayer, losses_taken
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 from geutil.memory.sizes import tensor_bytes
 from geutil.select.queries import make_view

@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.bodies.function_bodies import trace_bodies
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import selection, step, tensor_sizes
 from geutil.gradients.barriers import HOST
@@ -24,7 +25,6 @@ from geutil.gradients.tape.engine import TapeEngine
 from geutil.graph import creation, runtime
 from geutil.graph.types import GivenShapes, IdentityMap, Tensor
 from geutil.select import queries, walks
-from geutil.transform.function_bodies import trace_bodies
 from geutil.transform.handlers import assign_renamed_collections_handler
 from geutil.transform.transformer import Transformer
 

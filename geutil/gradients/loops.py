@@ -18,6 +18,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.bodies.function_bodies import OpenedFunction, open_function
 from geutil.errors import PlanError, TransformError
 from geutil.gradients.segments import why_kept
 from geutil.gradients.step import PlainStep
@@ -29,8 +30,7 @@ from geutil.graph import (
     functions,
     op_types,
 )
-from geutil.graph.function_calls import Caller
-from geutil.graph.function_loops import LoopBody, source_of
+from geutil.graph.function_calls import Caller, LoopBody, source_of
 from geutil.graph.types import (
     Graph,
     IdentitySet,
@@ -45,7 +45,6 @@ from geutil.memory.sizes import UNKNOWN, tensor_bytes
 from geutil.memory.times import BODIES, HEAVY, op_time
 from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
-from geutil.transform.function_bodies import OpenedFunction, open_function
 from geutil.transform.transformer import copy_replacing
 
 # How much of a loop runs again: no products and convolutions, or anything.

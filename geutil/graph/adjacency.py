@@ -48,10 +48,7 @@ def consumers(tensor: Tensor) -> list[Operation]:
 
 
 def control_inputs(op: Operation) -> list[Operation]:
-    """Return the ops that `op` waits for, in graph order.
-
-    TensorFlow keeps them in a hash set too.
-    """
+    """Return the ops that `op` waits for, in graph order."""
     ops = list(op.control_inputs)
     if len(ops) > 1:
         ops.sort(key=creation_index)
@@ -59,11 +56,9 @@ def control_inputs(op: Operation) -> list[Operation]:
 
 
 def control_input_orders(op: Operation) -> tuple[list[Operation], list[Operation]]:
-    """Return the ops that `op` waits for as TensorFlow lists and as it writes them.
-
-    Few edges of an op are kept in a list, many in a hash set, whose order means
-    nothing: then both are in the order of the op's definition.
-    """
+    """Return the ops that `op` waits for as TensorFlow lists and as it writes them."""
+    # TensorFlow keeps few edges of an op in a list, many in a hash set, whose order
+    # means nothing: then both are in the order of the op's definition.
     ops: list[Operation] = op.control_inputs
     names = (name[1:] for name in op.node_def.input if name.startswith("^"))
     place = {name: index for index, name in enumerate(names)}
@@ -166,11 +161,9 @@ def topological_sort(
     ops: Iterable[Operation],
     edited: Mapping[Operation, Sequence[Operation]] = _UNEDITED,
 ) -> list[Operation]:
-    """Return `ops` so that each comes after its predecessors among them.
-
-    Loop back edges do not count. The order of creation is kept, except that an op made
-    after one that needs it comes just ahead of that one.
-    """
+    """Return `ops`, each after its predecessors among them, back edges aside."""
+    # The order of creation is kept, except that an op made after one that needs it
+    # comes just ahead of that one.
     listed = graph_order(dict.fromkeys(ops))
     members = frozenset(listed)
     placed: dict[Operation, None] = {}
@@ -202,12 +195,11 @@ def _refuse_cycle(cycle: list[Operation]) -> None:
 
 
 class TopologicalOrder:
-    """Positions of the ops of one graph such that every edge goes upwards.
+    """Positions of the ops of one graph such that every edge goes upwards."""
 
-    Back edges of version 1 while loops do not count. Edges that somebody adds through
-    TensorFlow's private API after the order was built are seen when the ops around
-    them are new; otherwise call `rebuild`.
-    """
+    # Back edges of version 1 loops do not count. Edges that somebody adds through
+    # TensorFlow's private API are seen when the ops around them are new; otherwise call
+    # `rebuild`.
 
     def __init__(self) -> None:
         self._position: dict[int, int] = {}
@@ -234,10 +226,7 @@ class TopologicalOrder:
             self.rebuild(graph)
 
     def rebuild(self, graph: Graph) -> None:
-        """Compute the order anew: linear in ops and edges.
-
-        Ops on a cycle, and those behind it, come last in order of creation.
-        """
+        """Compute the order anew; ops on a cycle, and those behind it, come last."""
         ops = graph.get_operations()
         waiting = {op._id: sum(1 for _ in predecessors(op)) for op in ops}
         ready = [op for op in ops if not waiting[op._id]]
@@ -255,12 +244,7 @@ class TopologicalOrder:
     def rewire(
         self, rewiring: Rewiring, *, keep: bool = True
     ) -> list[Operation] | None:
-        """Mend the order for the edges that a rewiring brings.
-
-        Returns:
-            None, or the ops of a cycle that the rewiring would close, in the
-            direction of the edges. In that case the order is as it was.
-        """
+        """Mend the order for a rewiring; return a cycle that it closes, or None."""
         place = self._position
         falling = [(p, c) for p, c in rewiring.edges() if place[p._id] >= place[c._id]]
         if self._cyclic:

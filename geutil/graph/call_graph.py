@@ -26,19 +26,14 @@ T = TypeVar("T", bound=Hashable)
 
 
 def needs_first(needs: Mapping[T, Iterable[T]]) -> list[T]:
-    """Return the keys of `needs`, each after those that it needs.
-
-    Values that are no keys do not count; of a cycle, one edge does not.
-    """
+    """Return keys, each after those that it needs; a cycle loses one edge."""
     return topological_order(needs, lambda key: [n for n in needs[key] if n in needs])
 
 
 def on_cycles(needs: Mapping[T, Iterable[T]]) -> set[T]:
-    """Return the keys of `needs` that need themselves, however indirectly.
-
-    Kosaraju's algorithm: the components are found by walks against the edges, from the
-    keys whose walk along the edges ended last.
-    """
+    """Return the keys of `needs` that need themselves, however indirectly."""
+    # Kosaraju's algorithm: the components are found by walks against the edges, from
+    # the keys whose walk along the edges ended last.
     needed_by: dict[T, list[T]] = {key: [] for key in needs}
     for key, values in needs.items():
         for value in values:
@@ -59,10 +54,7 @@ def on_cycles(needs: Mapping[T, Iterable[T]]) -> set[T]:
 
 
 def function_values(attributes: Any) -> Iterator[Any]:
-    """Yield the `NameAttrList` protos in a map of `AttrValue` protos.
-
-    Attributes of a function can name functions in turn; those are among them.
-    """
+    """Yield the `NameAttrList` protos in a map of `AttrValue` protos, nested too."""
     waiting = [attributes]
     for inner in waiting:
         for value in inner.values():
@@ -152,14 +144,9 @@ _AS_THEIR_FUNCTIONS = frozenset(
 
 
 class Effects:
-    """Tells which nodes have an effect, given the functions that they may call.
+    """Tells which nodes have an effect, given the functions that they may call."""
 
-    Args:
-        functions: all functions by name, as `FunctionDef`.
-        reads: whether a read of a variable or table counts as an effect, too.
-
-    Cost: linear in the nodes of the functions, once.
-    """
+    # With `reads`, a read of a variable or table counts as an effect, too.
 
     def __init__(self, functions: Mapping[str, Any], *, reads: bool = False) -> None:
         self._functions = functions
@@ -211,11 +198,8 @@ _FUNCTION = frozenset(("f", "body", "cond", "then_branch", "else_branch", "branc
 
 
 def changes_state(op: Operation) -> bool:
-    """Tell whether running an op changes state that others see: a variable, a file.
-
-    A call has the effects of its function, which is not looked at: it counts if
-    TensorFlow calls it stateful.
-    """
+    """Tell whether running an op changes state that others see: a variable, a file."""
+    # A call counts if TensorFlow calls it stateful; its function is not looked at.
     if any(is_reference(t) for t in op.inputs):
         # TensorFlow does not call the assignments of version 1 stateful.
         return op.type not in _QUIET_READS
@@ -233,13 +217,10 @@ _OWN_GRADIENT = re.compile(rb"(Stateful)?PartitionedCall-\d+")
 
 @dataclass(frozen=True)
 class FunctionCall:
-    """What a node calls.
-
-    Attributes:
-        attributes: the attributes that the function is polymorphic in.
-    """
+    """A call of a function, with values for its polymorphic attributes."""
 
     function: str
+    # The attributes that the function is polymorphic in.
     attributes: Mapping[str, Any] = field(repr=False)
 
     @property

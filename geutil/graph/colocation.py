@@ -35,10 +35,7 @@ def colocation_names(op: Operation) -> list[str]:
 def rename_entries(
     entries: Iterable[bytes], rename: Callable[[str], str | None]
 ) -> list[bytes]:
-    """Return `entries` with each colocation name put through `rename`.
-
-    An entry whose name becomes None is dropped.
-    """
+    """Return `entries` with each colocation name renamed, or dropped for None."""
     renamed = []
     for entry in entries:
         if not entry.startswith(_PREFIX):

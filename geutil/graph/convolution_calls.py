@@ -52,12 +52,9 @@ def inlined(op: Operation) -> Tensor:
 
 
 def _go_on_compiling(convolution: Any) -> None:
-    """Let XLA compile a convolution, and its gradient, which XLA alone may have.
-
-    As `tf.xla.experimental.jit_scope` does. Grappler leaves nodes that it may not
-    remove: without oneDNN the kernel that it fuses a convolution and its BiasAdd into
-    takes no groups.
-    """
+    """Let XLA compile a convolution, and its gradient, which XLA alone may have."""
+    # Grappler leaves nodes that it may not remove: without oneDNN the kernel that it
+    # fuses a convolution and its BiasAdd into takes no groups.
     convolution.attr["_XlaScope"].s = convolution.name.encode()
     convolution.attr["_XlaSeparateCompiledGradients"].b = False
     for flag in ("_XlaCompile", NOT_REMOVED):

@@ -158,10 +158,8 @@ def neutral(graph: Graph) -> Iterator[None]:
 
 @contextmanager
 def _contexts_hidden(tensors: Iterable[Tensor]) -> Iterator[None]:
-    """Hide the loops that tensors live in from TensorFlow's check of new ops' inputs.
-
-    A new op reads them before it can be told that it is part of the loop as well.
-    """
+    """Hide the loops of tensors from TensorFlow's check of new ops' inputs."""
+    # A new op reads them before it can be told that it is part of the loop as well.
     hidden = {}
     for op in dict.fromkeys(t.op for t in tensors):
         context = op._get_control_flow_context()
@@ -188,11 +186,8 @@ def new_graph_def(source: Graph) -> Any:
 
 
 def graph_def_of(graph: Graph, ops: Sequence[Operation]) -> Any:
-    """Return a `GraphDef` with the nodes of `ops`, in this order, and no functions.
-
-    Cost: linear in the ops: 2 us each for most of a graph, taken from its own GraphDef,
-    else 5 us.
-    """
+    """Return a `GraphDef` with the nodes of `ops`, in this order, and no functions."""
+    # Most of a graph is taken from its own GraphDef: 2 us an op in place of 5.
     everything = graph.get_operations()
     graph_def = new_graph_def(graph)
     if 2 * len(ops) < len(everything):
@@ -221,16 +216,10 @@ def graph_def_of(graph: Graph, ops: Sequence[Operation]) -> Any:
 def import_ops(
     graph: Graph, graph_def: Any, input_map: Mapping[str, Tensor], scope: str = ""
 ) -> list[Operation]:
-    """Make the ops of `graph_def` in `graph`.
-
-    Args:
-        graph: the graph to add to.
-        graph_def: nodes in topological order (loop back edges aside), without `_class`
-            attributes; functions in its library.
-        input_map: a tensor of `graph` for each name of an outside input.
-        scope: the absolute scope that is put before the names of the nodes, with a
-            slash at its end.
-    """
+    """Make the ops of `graph_def` in `graph`."""
+    # The nodes are in topological order (loop back edges aside), without `_class`
+    # attributes. `input_map` has a tensor for each name of an outside input; `scope`
+    # ends in a slash.
     before = len(graph.get_operations())
     with neutral(graph), _contexts_hidden(input_map.values()):
         tf.import_graph_def(graph_def, input_map=dict(input_map), name=scope)
@@ -277,10 +266,7 @@ def make_op(graph: Graph, node_def: Any, inputs: Sequence[Tensor]) -> Operation:
 
 
 def make_op_like(op: Operation, op_type: str) -> Operation:
-    """Make an op of another type with the inputs, device and attributes of `op`.
-
-    Attributes that the type does not have are left out.
-    """
+    """Make an op of another type like `op`, with the attributes that the type has."""
     definition = op_def_of(op_type)
     if definition is None:
         raise TransformError(
@@ -312,11 +298,7 @@ def make_op_like(op: Operation, op_type: str) -> Operation:
 
 
 def raw_call(op: Operation, values: Iterable[Any]) -> Callable[[], Any] | None:
-    """Return a call of an op's function in `tf.raw_ops`, with the op's attributes.
-
-    Returns:
-        A callable that makes or runs the op; None if TensorFlow has no such function.
-    """
+    """Return the call of an op's function in `tf.raw_ops`; None if there is none."""
     run = getattr(tf.raw_ops, op.type, None)
     if run is None:
         return None
@@ -380,11 +362,9 @@ def capture(graph: Graph, tensor: Any) -> Tensor:
 def make_stand_in(
     tensor: Tensor, scope: str, name: str, *, reads: Tensor | None = None
 ) -> Tensor:
-    """Return an op whose result can be read instead of a tensor.
-
-    The op forwards its input, without a copy, on the tensor's device, or where that has
-    none on its reader's. No optimizer of TensorFlow removes it.
-    """
+    """Return an op whose result can be read instead of a tensor."""
+    # It forwards its input, without a copy, on the tensor's device, or where that has
+    # none on its reader's. No optimizer of TensorFlow removes it.
     graph, device = tensor.graph, tensor.op.device
     if not device:
         # Readers of a variable are placed with it, and have no device of their own.
@@ -399,16 +379,9 @@ def make_stand_in(
 def surroundings_of(
     op: Operation, control_inputs: Iterable[Operation] = ()
 ) -> Iterator[None]:
-    """Make new ops of the block look as if they had been made beside `op`.
-
-    The graph of `op` is the default one. New ops get the name scope, the device and the
-    version 1 control-flow context of `op`; nothing around the caller counts.
-
-    Args:
-        op: the op.
-        control_inputs: the control inputs of each new op, unless an input of it has
-            them.
-    """
+    """Make new ops of the block look as if they had been made beside `op`."""
+    # New ops get the name scope, the device and the version 1 control-flow context of
+    # `op`; nothing around the caller counts.
     graph = op.graph
     scope = types.scope_dirname(op.name)
     awaited = list(control_inputs)

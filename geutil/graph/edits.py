@@ -26,11 +26,10 @@ _SHOWN = 8
 
 @dataclass(frozen=True, eq=False, slots=True)
 class InputEdit:
-    """Input `index` of `op` shall be `tensor`.
+    """Input `index` of `op` shall be `tensor`."""
 
-    In a check, None means the output of an op that will be made for it and needs
-    nothing: a placeholder.
-    """
+    # In a check, None means the output of an op that will be made for it: a
+    # placeholder.
 
     op: Operation
     index: int
@@ -39,11 +38,9 @@ class InputEdit:
 
 @dataclass(frozen=True, eq=False)
 class ControlEdit:
-    """The control inputs of `op` shall be `control_inputs`.
+    """The control inputs of `op` shall be `control_inputs`."""
 
-    Those that it has keep their order as long as all of them stay; others come in this
-    order.
-    """
+    # Those that it has keep their order as long as all of them stay.
 
     op: Operation
     control_inputs: tuple[Operation, ...]
@@ -106,10 +103,7 @@ def _check(
 
 
 def note_undo(graph: Graph, *steps: UndoStep) -> None:
-    """Add undo steps to the innermost open transaction of `graph`, if there is one.
-
-    Call it before the change: one that fails halfway is undone then, too.
-    """
+    """Add undo steps to the innermost open transaction, ahead of the change."""
     journals = _journals(graph)
     if journals:
         journals[-1].extend(steps)
@@ -246,10 +240,8 @@ def _set_input(op: Operation, index: int, tensor: Tensor | None) -> None:
 def _control_steps(
     inputs: Iterable[InputEdit], controls: Iterable[ControlEdit]
 ) -> Iterator[UndoStep]:
-    """Yield undo steps that restore the control inputs of each op, in their order.
-
-    An op whose inputs change lists its control inputs in another order afterwards.
-    """
+    """Yield undo steps that restore the control inputs of each op, in their order."""
+    # An op whose inputs change lists its control inputs in another order afterwards.
     changed = dict.fromkeys(edit.op for edit in controls)
     rewired_ops = dict.fromkeys(edit.op for edit in inputs)
     for op in rewired_ops:
@@ -262,11 +254,9 @@ def _control_steps(
 
 
 def _set_controls(op: Operation, control_inputs: Sequence[Operation]) -> None:
-    """Set the control inputs of an op; if none is removed, add the new ones only.
-
-    TensorFlow can take off all control inputs only, not one, and needs quadratic time
-    to put many on.
-    """
+    """Set the control inputs of an op; if none is removed, add the new ones only."""
+    # TensorFlow can take off all control inputs only, not one, and needs quadratic time
+    # to put many on.
     present = dict.fromkeys(op.control_inputs)
     if not present.keys() <= frozenset(control_inputs):
         op._remove_all_control_inputs()
@@ -315,10 +305,7 @@ def results_of(graph: Graph) -> list[Tensor]:
 
 
 def set_results(graph: Graph, tensors: Iterable[Tensor]) -> None:
-    """Set the results of a FuncGraph; a transaction that fails puts the old ones back.
-
-    Of another graph there is nothing to set.
-    """
+    """Set the results of a FuncGraph; a failed transaction restores the old ones."""
     if not is_func_graph(graph):
         return
     before = graph.outputs

@@ -15,11 +15,9 @@ from geutil.graph.walks import walk_by_identity
 
 
 def all_reduce_range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the least of `low` and the greatest of `high` over all replicas.
-
-    tf.distribute reduces by sums and means only. So each replica writes its own into a
-    row of zeros, and the rows are summed: exactly, and with a single transfer.
-    """
+    """Return the least of `low` and the greatest of `high` over all replicas."""
+    # tf.distribute reduces by sums and means only. So each replica writes its own into
+    # a row of zeros, and the rows are summed: exactly, and with a single transfer.
     context = replicas.current()
     count = context.num_replicas_in_sync
     ends = tf.stack([low, high])
@@ -34,12 +32,10 @@ def all_reduce_range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def order_exchanges(graph: Graph) -> None:
-    """Have sums over replicas run one after another in topological order.
-
-    TensorFlow chains them on each device in the order in which they were made, when it
-    has traced the function. A sum that an edit puts before an older one would wait for
-    that for ever. Each replica has to call this.
-    """
+    """Have sums over replicas run one after another in topological order."""
+    # TensorFlow chains them on each device in the order in which they were made, when
+    # it has traced the function. A sum that an edit puts before an older one would wait
+    # for that for ever. Each replica has to call this.
     replicas.merge_call(None, lambda _strategy, _contents: _order_exchanges(graph))
 
 
@@ -96,10 +92,7 @@ _EXCHANGING = (
 
 
 def own_summand(tensor: Tensor, is_summand: Callable[[Operation], bool]) -> Tensor:
-    """Return the summand of a replica in a sum over replicas.
-
-    Its own, where TensorFlow keeps it beside the sum, which it does for the gradient.
-    """
+    """Return the summand of a replica in a sum, where TensorFlow keeps it."""
 
     def behind(t: Tensor) -> list[Tensor]:
         if t.op.type not in _EXCHANGING:

@@ -17,15 +17,9 @@ from geutil.graph.walks import closure
 def bound_arguments(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], traced_from: Any
 ) -> list[tuple[Any, Tensor]]:
-    """Return (outside tensor, placeholder) for each argument and capture of a call.
-
-    Args:
-        function: a ConcreteFunction.
-        args: the arguments of the call, by position.
-        kwargs: and by keyword.
-        traced_from: the `tf.function` that it is a trace of, which knows the defaults;
-            else None.
-    """
+    """Return (outside tensor, placeholder) for each argument and capture of a call."""
+    # `traced_from` is the `tf.function` that it is a trace of, which knows the
+    # defaults.
     captured = list(function.captured_inputs)
     inputs = list(function.inputs)
     if function.function_type is None:
@@ -73,10 +67,7 @@ def is_compiled(function: Any) -> bool:
 
 
 def value_behind(handle: Any) -> Any:
-    """Return the value of the variable that an eager handle leads to, as an array.
-
-    None if it leads to no variable, but to a table or the like.
-    """
+    """Return the value of the variable that an eager handle leads to, or None."""
     dtype = resource_variables.dtype_behind(handle)
     if dtype is None:
         return None
@@ -95,13 +86,9 @@ def step_ops(
     *,
     without: Collection[Operation] = (),
 ) -> list[Operation]:
-    """Return the ops that run for `fetches`, in graph order.
-
-    Args:
-        fetches: the ops that are asked for.
-        feeds: the tensors that are given, so that nothing behind them runs.
-        without: ops that are assumed to have no control inputs.
-    """
+    """Return the ops that run for `fetches`, in graph order."""
+    # Nothing behind `feeds` runs; the ops of `without` are assumed to have no control
+    # inputs.
 
     def needed(op: Operation) -> list[Operation]:
         behind = [t.op for t in op.inputs if t not in feeds]
@@ -113,11 +100,9 @@ def step_ops(
 def step_graph_def(
     graph: Graph, ops: Sequence[Operation], feeds: Iterable[Tensor]
 ) -> Any:
-    """Return a self-contained `GraphDef` of ops.
-
-    A placeholder stands in the place of a tensor that is fed, and a variable in the
-    place of a handle that a function captures. Colocation is left out.
-    """
+    """Return a self-contained `GraphDef` of ops."""
+    # A placeholder stands in the place of a tensor that is fed, and a variable in the
+    # place of a handle that a function captures. Colocation is left out.
     graph_def = creation.graph_def_of(graph, ops)
     graph_def.library.CopyFrom(graph.as_graph_def().library)
     fed = {_reference(t): t for t in feeds if t.op.type not in op_types.PLACEHOLDERS}

@@ -129,34 +129,24 @@ def is_index(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Arg:
-    """An argument of a function.
+    """An argument of a function."""
 
-    Attributes:
-        name: its name, which nodes of the body read.
-        dtype: the number of its `tf.DType`.
-        attributes: its `AttrValue` protos by name: `_output_shapes`, `_handle_shapes`,
-            `_user_specified_name` and others.
-        handle_data: dtype and shape of the variable behind a resource, as protos.
-    """
-
-    name: str
-    dtype: int
+    name: str  # Its name, which nodes of the body read.
+    dtype: int  # The number of its `tf.DType`.
+    # Its `AttrValue` protos by name: `_output_shapes`, `_handle_shapes`,
+    # `_user_specified_name` and others.
     attributes: Mapping[str, Any] = field(repr=False)
+    # Dtype and shape of the variable behind a resource, as protos.
     handle_data: tuple[Any, ...] = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Result:
-    """A result of a function.
-
-    Attributes:
-        tensor: where it comes from: `node`, `node:k` or the name of an argument.
-        dtype: the number of its `tf.DType`.
-    """
+    """A result of a function."""
 
     name: str
-    tensor: str
-    dtype: int
+    tensor: str  # Where it comes from: `node`, `node:k` or the name of an argument.
+    dtype: int  # The number of its `tf.DType`.
     handle_data: tuple[Any, ...] = field(repr=False)
 
 
@@ -175,16 +165,13 @@ class BodyNode:
 
 @dataclass(frozen=True)
 class FlatBody:
-    """A function as plain nodes, for one choice of its attributes.
-
-    Attributes:
-        control_results: (name, node) of each op that a call waits for.
-    """
+    """A function as plain nodes, for one choice of its attributes."""
 
     name: str
     args: tuple[Arg, ...]
     nodes: tuple[BodyNode, ...] = field(repr=False)
     results: tuple[Result, ...]
+    # (name, node) of each op that a call waits for.
     control_results: tuple[tuple[str, str], ...]
 
     def node_defs(self) -> list[Any]:
@@ -204,18 +191,9 @@ def flat_body(
     library: Mapping[str, Any],
     attributes: Mapping[str, Any] | None = None,
 ) -> FlatBody:
-    """Return the body of a function as plain nodes.
-
-    Args:
-        function_def: a `FunctionDef`; it is not changed.
-        library: the functions that it may call, as `FunctionDef` by name.
-        attributes: `AttrValue` protos for the attributes that the function is
-            polymorphic in; those left out have their defaults.
-
-    Returns:
-        A `FlatBody`. Its definitions are those of `function_def`, not copies, where no
-        attribute had to be filled in.
-    """
+    """Return the body of a function as plain nodes."""
+    # Definitions are those of `function_def`, not copies, where no attribute had to be
+    # filled in: those left out of `attributes` have their defaults.
     signature = function_def.signature
     bound = _bound_attributes(signature, attributes or {})
     definitions = list(function_def.node_def)

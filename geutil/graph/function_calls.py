@@ -1,11 +1,11 @@
-"""Ops that call functions.
+"""Ops that call functions: their callees, the shapes of a call, how often loops run.
 
-Their callees, other callees, bodies with the shapes of a call.
+Nothing runs: constants, shapes and the edges in conditions and bodies tell it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,24 +18,15 @@ from geutil.graph.gradient_functions import ATTRIBUTE
 from geutil.graph.protos import AttrValue, FunctionDefLibrary
 from geutil.graph.state import UndoStep, state_of
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import tree
 
 
 def body_for_call(
     graph: Graph, name: str, arguments: Sequence[Tensor] | None
 ) -> Graph | None:
-    """Return a new graph of a function's ops, with shapes inferred from a call.
-
-    Args:
-        graph: the graph that holds the function and the call.
-        name: the name of the function.
-        arguments: the arguments of the call; None for the shapes of the trace. Those
-            after the function's own arguments are left out: a SymbolicGradient passes
-            gradients there.
-
-    Returns:
-        A FuncGraph that holds the functions which the body calls, or None where the
-        graph does not hold the function.
-    """
+    """Return a new graph of a function's ops, with shapes inferred from a call."""
+    # Without `arguments` it has the shapes of the trace. Those after the function's own
+    # are left out: a SymbolicGradient passes gradients there.
     original_definition = function_defs.definition_in(graph, name)
     if original_definition is None:
         return None
@@ -65,27 +56,19 @@ _TRACED = ("_cond_graph", "_body_graph", "_true_graph", "_false_graph")
 
 @dataclass(frozen=True)
 class Callee:
-    """A function that an op calls.
+    """A function that an op calls."""
 
-    Attributes:
-        attribute: the attribute that names it; empty for an op whose type it is.
-        index: its place among the functions of the attribute.
-    """
-
-    attribute: str
-    index: int
+    attribute: str  # The attribute that names it; empty for an op whose type it is.
+    index: int  # Its place among the functions of the attribute.
     name: str
 
 
 @dataclass(frozen=True, eq=False)
 class Caller:
-    """An op that calls functions.
-
-    Attributes:
-        callees: the functions that it calls, in the order of its attributes.
-    """
+    """An op that calls functions."""
 
     op: Operation
+    # The functions that it calls, in the order of its attributes.
     callees: tuple[Callee, ...] = field(repr=False)
 
     @property
@@ -115,10 +98,8 @@ class Caller:
 
     @property
     def arguments(self) -> list[Tensor] | None:
-        """Return the inputs that the functions get first; None where data decides.
-
-        A function that an op of tf.data maps gets elements, which are no input.
-        """
+        """Return the inputs that the functions get first; None where data decides."""
+        # A function that an op of tf.data maps gets elements, which are no input.
         passes_inputs = self.is_loop or self.is_branching or self.is_call
         if passes_inputs or self.op.type == _GRADIENT:
             return list(self.op.inputs)[self.first_argument :]
@@ -154,11 +135,7 @@ def is_compiled_call(op: Operation) -> bool:
 
 
 def reason_to_stay(op: Operation) -> str:
-    """Return why a call is not replaced by the function's body when a model is opened.
-
-    "" if nothing of the call or the function speaks against it. Whether the function
-    calls itself is not looked at.
-    """
+    """Return why a call is not inlined when a model is opened; "" where nothing is."""
     name = called_function(op)
     definition = function_defs.definition_in(op.graph, name)
     if definition is None:
@@ -240,10 +217,7 @@ def limit_parallel_iterations(op: Operation, count: int) -> bool:
 
 
 def recalling(caller: Caller) -> UndoStep:
-    """Note which functions an op calls, and the attributes that change with them.
-
-    `call_others` and `limit_parallel_iterations` change these.
-    """
+    """Note which functions an op calls, and the attributes that change with them."""
     op = caller.op
     node = op.node_def
     callee_attributes = [callee.attribute for callee in caller.callees]
@@ -284,10 +258,7 @@ def _traces(caller: Caller) -> list[str]:
 
 
 def renamed_node(caller: Caller, names: Mapping[str, str]) -> Any:
-    """Return the node of an op, calling other functions, to be rebuilt.
-
-    Facts about the old functions are left out.
-    """
+    """Return the node of an op that calls other functions, without stale facts."""
     node = caller.op.node_def
     for callee in caller.callees:
         new = names.get(callee.name, callee.name)
@@ -302,3 +273,163 @@ def renamed_node(caller: Caller, names: Mapping[str, str]) -> Any:
             del node.attr[stale]
     function_defs.forget_own_gradient(node)
     return node
+
+
+_COMPARISONS = {"Less": 0, "LessEqual": 1}
+"""How often more a counter is counted up once it has reached the bound."""
+
+
+def source_of(tensor: Tensor) -> Tensor:
+    """Return the tensor that a tensor is, behind ops that forward it."""
+    while tensor.op.type in op_types.FORWARDING and tensor.op.inputs:
+        tensor = tensor.op.inputs[0]
+    return tensor
+
+
+class LoopBody:
+    """The body of a loop; `results` are its results, seen through Identity ops."""
+
+    def __init__(self, graph: Graph) -> None:
+        self._arguments: Sequence[Tensor] = graph.inputs
+        self._place = {id(t): i for i, t in enumerate(graph.inputs)}
+        self.results = [source_of(t) for t in graph.outputs]
+
+    def place(self, tensor: Tensor) -> int | None:
+        """Return the number of the argument that a tensor is, None if it is none."""
+        return self._place.get(id(tensor))
+
+    def stays(self, place: int | None) -> bool:
+        """Tell whether an argument is the same each time; None is none."""
+        if place is None:
+            return False
+        return self.results[place] is self._arguments[place]
+
+    def step(self, place: int) -> Any:
+        """Return the number added to a value each time, None if that is not known."""
+        op = self.results[place].op
+        if op.type not in op_types.ADDITIONS:
+            return None
+        first, second = (source_of(t) for t in op.inputs)
+        if second is self._arguments[place]:
+            first, second = second, first
+        if first is not self._arguments[place]:
+            return None
+        return tf.get_static_value(second)
+
+    def added(self, place: int) -> Iterator[Tensor]:
+        """Yield the tensors that each iteration puts into a list."""
+
+        def lists(op: Operation) -> Iterable[Tensor]:
+            if op.type in op_types.LIST_ELEMENTS:
+                return op.inputs[:1]
+            is_sum = op.type == "AddN" and op.outputs[0].dtype == tf.variant
+            return op.inputs if is_sum else ()
+
+        for op in _tree(self.results[place], lists):
+            if op.type in op_types.LIST_ELEMENTS:
+                yield op.inputs[op_types.LIST_ELEMENTS[op.type]]
+
+    def origin(self, tensor: Tensor) -> Tensor:
+        """Return the source of a value, in this iteration or an earlier one."""
+        met: set[int] = set()
+        tensor = source_of(tensor)
+        while id(tensor) in self._place and id(tensor) not in met:
+            met.add(id(tensor))
+            tensor = self.results[self._place[id(tensor)]]
+        return tensor
+
+    def list_argument(self, tensor: Tensor) -> int | None:
+        """Return the list, the same each time, of which a tensor is an element."""
+        if tensor.op.type != "TensorListGetItem":
+            return None
+        place = self.place(source_of(tensor.op.inputs[0]))
+        return place if self.stays(place) else None
+
+
+_AND = "LogicalAnd"
+
+
+def _tree(
+    end: Tensor, inputs_of: Callable[[Operation], Iterable[Tensor]]
+) -> Iterator[Operation]:
+    """Yield the op that made a tensor, and those behind it, as far as is asked for."""
+    return tree(
+        [source_of(end).op], lambda op: [source_of(t).op for t in inputs_of(op)]
+    )
+
+
+class Loops:
+    """The loops of a graph that are functions, each with its condition and body."""
+
+    def __init__(self, loops: Mapping[Operation, tuple[Graph, Graph]]) -> None:
+        self._loops = loops
+        self._times: dict[Operation, int | None] = {}
+
+    def times(self, op: Operation) -> int | None:
+        """Return how often a loop runs, None if constants do not tell."""
+        if op not in self._times:
+            # A counter that starts with the result of a loop before.
+            self._times[op] = None
+            # Keras has two bounds: the length of a sequence and the most times at all.
+            bounds = [n for n in self._bounds(op) if n is not None]
+            self._times[op] = min(bounds, default=None)
+        return self._times[op]
+
+    def exact_times(self, op: Operation) -> int | None:
+        """Return how often a loop runs, None if anything else may end it."""
+        bounds = list(self._bounds(op))
+        return None if None in bounds else self.times(op)
+
+    def _bounds(self, op: Operation) -> Iterator[int | None]:
+        """Yield how often each test lets a loop run, None if that is not known."""
+        condition, graph = self._loops[op]
+        body = LoopBody(graph)
+        places = {id(t): i for i, t in enumerate(condition.inputs)}
+        for test in _tree(
+            condition.outputs[0], lambda op: op.inputs if op.type == _AND else ()
+        ):
+            if test.type != _AND:
+                yield self._count(op, test, places, body)
+
+    def _count(
+        self, op: Operation, test: Operation, places: Mapping[int, int], body: LoopBody
+    ) -> int | None:
+        """Return how often a comparison lets a loop run, None if that is not known."""
+        if test.type not in _COMPARISONS:
+            return None
+        counter, bound = (source_of(t) for t in test.inputs)
+        place, of = places.get(id(counter)), places.get(id(bound))
+        if place is None or (of is not None and not body.stays(of)):
+            return None
+        limit = _static(bound) if of is None else self._argument(op, of)
+        start, step = self._argument(op, place), body.step(place)
+        if start is None or step is None or limit is None or step <= 0:
+            return None
+        more = _COMPARISONS[test.type]
+        return max(0, -((int(start) - int(limit) - more) // int(step)))
+
+    def _argument(self, op: Operation, place: int) -> Any:
+        """Return the initial value of a loop variable, or None if it is not known."""
+        tensor = source_of(op.inputs[place])
+        if tensor.op not in self._loops:
+            return _static(tensor)
+        # A counter after its loop.
+        op, place = tensor.op, tensor.value_index
+        step = LoopBody(self._loops[op][1]).step(place)
+        times = self.times(op)
+        start = None if times is None else self._argument(op, place)
+        if times is None or step is None or start is None:
+            return None
+        return int(start) + times * int(step)
+
+
+def _static(tensor: Tensor) -> Any:
+    """Return the value of a constant tensor, or of a dimension that is known."""
+    op = tensor.op
+    if op.type != "StridedSlice" or op.get_attr("shrink_axis_mask") != 1:
+        return tf.get_static_value(tensor)
+    of, place = op.inputs[0], tf.get_static_value(op.inputs[1])
+    is_shape = of.op.type == "Shape"
+    values = of.op.inputs[0].shape if is_shape else tf.get_static_value(of)
+    unknown = values is None or (is_shape and values.rank is None) or place is None
+    return None if unknown or len(place) > 1 else values[int(place[0])]

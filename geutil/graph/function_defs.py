@@ -58,12 +58,9 @@ def register(definition: Any) -> None:
 
 
 def with_unique_functions(graph_def: Any) -> dict[str, str]:
-    """Give the functions of a `GraphDef` names that no different function has.
-
-    Functions that nothing calls are left out, and calls forget the gradient that
-    tracing named (see `geutil.graph.gradient_functions`). Definitions that are known
-    under their name keep it.
-    """
+    """Give the functions of a `GraphDef` names that no different function has."""
+    # Functions that nothing calls are left out. Definitions that are known under their
+    # name keep it.
     if len(_known) > len(_used) + _SLACK:
         _forget_unused()
     library = graph_def.library

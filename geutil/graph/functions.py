@@ -46,12 +46,10 @@ def body_graph(graph: Graph, name: str) -> Graph | None:
 
 
 def merge_libraries(into: Any, added: Any) -> None:
-    """Give a `GraphDef` the functions of another one, whose nodes it will have, too.
-
-    A function of `added` that has the name of a different one in `into` is renamed,
-    throughout `added`, which is changed in place. So are the bodies of loops and
-    conditionals, if they are the same; see above.
-    """
+    """Give a `GraphDef` the functions of another one, whose nodes it will have, too."""
+    # A different function of the same name is renamed, throughout `added`, which is
+    # changed in place; so are the bodies of loops and conditionals, if they are the
+    # same.
     existing_functions = {f.signature.name: f for f in into.library.function}
     bodies = [function.node_def for function in added.library.function]
     own = {
@@ -98,11 +96,9 @@ def add_functions(graph: Graph, definitions: Iterable[Any]) -> None:
 
 
 def publish_functions(graph: Graph, names: Iterable[str] | None = None) -> None:
-    """Tell TensorFlow's runtime the functions of a graph, for as long as they live.
-
-    Imported functions are known to their graph alone until somebody reads their
-    definition.
-    """
+    """Tell TensorFlow's runtime the functions of a graph, for as long as they live."""
+    # Imported functions are known to their graph alone until somebody reads their
+    # definition.
     for name in list(graph._functions) if names is None else names:
         _ = graph._get_function(name).definition
 
@@ -150,19 +146,9 @@ def _can_call(op: Operation) -> bool:
 def library_for_copies(
     graph: Graph, called: Iterable[str], renamed: Iterable[str]
 ) -> tuple[Any, dict[str, str]]:
-    """Return the functions that copies need, and the new names of those renamed.
-
-    Args:
-        graph: the source graph.
-        called: the functions that the copied ops call; those that the graph does not
-            hold (kernels of that name) are left out.
-        renamed: the ones to rename, and with them the bodies of loops and conditionals
-            that they call in turn.
-
-    Returns:
-        A `FunctionDefLibrary` with all that is called, however indirectly, and the new
-        name of each function that is renamed.
-    """
+    """Return the functions that copies need, and the new names of those renamed."""
+    # Functions that the graph does not hold are kernels. With a renamed function go the
+    # bodies of loops and conditionals that it calls in turn.
     root_names = dict.fromkeys(name for name in called if graph._is_function(name))
     library = FunctionDefLibrary()
     if not root_names:
@@ -261,11 +247,9 @@ def bind(graph: Graph, inside: Tensor, external: Any) -> None:
 
 
 def write_stand_in(node: Any, external: Any) -> None:
-    """Turn a node definition into an op that can represent a tensor outside.
-
-    A variable's handle is a VarHandleOp: unlike a placeholder it tells the importer the
-    shape and dtype of the variable. Anything else is a placeholder.
-    """
+    """Turn a node definition into an op that can represent a tensor outside."""
+    # Unlike a placeholder, a VarHandleOp tells the importer shape and dtype of the
+    # variable.
     data = getattr(external, "_handle_data", None)
     node.ClearField("attr")
     del node.input[:]
@@ -286,10 +270,7 @@ def write_stand_in(node: Any, external: Any) -> None:
 
 
 def bindings(graph: Graph) -> list[tuple[Any, Tensor]]:
-    """Return (outside tensor, placeholder) for each capture of a FuncGraph.
-
-    Other graphs have none.
-    """
+    """Return (outside tensor, placeholder) for each capture; other graphs have none."""
     return list(getattr(graph, "captures", ()))
 
 
@@ -310,10 +291,7 @@ def set_ends(graph: Graph, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) 
 
 
 def seen_variables(graph: Graph) -> list[tf.Variable]:
-    """Return the live variables that were read while `graph` was the default one.
-
-    In the order in which it captured them.
-    """
+    """Return the live variables that were read under `graph`, in order of capture."""
     by_handle = {
         id(strategy_variables.local_handle(v)): strategy_variables.first_copy(v)
         for v in graph._watched_variables
@@ -379,16 +357,9 @@ def build_function(
 def call_function(
     function: Any, arguments: Mapping[str, Any], *, optimized: bool = True
 ) -> dict[str, Any]:
-    """Call a function made by `build_function`; return its results by name.
-
-    In a replica of `tf.distribute` it reads that one's copies of variables.
-
-    Args:
-        function: the function.
-        arguments: its arguments by name.
-        optimized: whether Grappler optimizes the graph in the first call, which takes
-            longer than the graph itself where that runs a few times.
-    """
+    """Call a function made by `build_function`; return its results by name."""
+    # In a replica of `tf.distribute` it reads that one's copies of variables. Grappler
+    # in the first call takes longer than a graph itself that runs a few times.
     flat = [arguments[name] for name in function._arg_keywords]
     captured = strategy_variables.captured_here(function)
     with nullcontext() if optimized else _without_grappler():

@@ -103,11 +103,8 @@ def gradient_function(op: Any) -> Callable[..., Any] | None:
 
 
 def is_symbolic_call(op: Any) -> bool:
-    """Tell whether an op calls a function that no gradient is registered for.
-
-    So it is once a graph was imported. TensorFlow differentiates the function when it
-    runs.
-    """
+    """Tell whether an op calls a function that no gradient is registered for."""
+    # So it is once a graph was imported: TensorFlow differentiates it when it runs.
     called = op.type in op_types.CALLS or op.graph._is_function(op.type)
     if not called:
         return False
@@ -129,10 +126,8 @@ def has_gradient(tensor: Any) -> bool:
 
 
 def default_gradient_kind(tensor: Any) -> tuple[Any, Any] | None:
-    """Return the shape and dtype of the gradient of a tensor; None if it has none.
-
-    For a variable's handle: those of the variable, if they are known.
-    """
+    """Return the shape and dtype of the gradient of a tensor; None if it has none."""
+    # For a variable's handle: those of the variable, if they are known.
     if not has_gradient(tensor) or not _tf.supports_default_grad(tensor):
         return None
     kind: tuple[Any, Any] = _tf.shape_and_dtype(tensor)
@@ -143,11 +138,9 @@ _SHAPES = "_input_shapes"
 
 
 def _call_gradient(op: Operation, *grads: Any) -> Any:
-    """Let TensorFlow differentiate the function that `op` calls.
-
-    TensorFlow gives the op more outputs, which its gradient reads; a second gradient of
-    the op has to know them, so the op remembers its gradient function.
-    """
+    """Let TensorFlow differentiate the function that `op` calls."""
+    # TensorFlow gives the op more outputs, which its gradient reads; a second gradient
+    # has to know them, so the op remembers its gradient function.
     if not any(state.is_own_graph(graph) for graph in _around(op.graph)):
         output_gradients = [
             tf.zeros_like(t) if grad is None else grad
@@ -206,12 +199,10 @@ def _holder(graph: Graph, name: str) -> Graph:
 
 
 def _concrete_function(graph: Graph, name: str, op: Operation) -> Any:
-    """Return a copy of the callee of `op` that TensorFlow can differentiate.
-
-    Its loops and conditionals have bodies of their own: TensorFlow names the functions
-    that it derives from a body after the body, and two such things must not have the
-    same name.
-    """
+    """Return a copy of the callee of `op` that TensorFlow can differentiate."""
+    # Its loops and conditionals have bodies of their own: TensorFlow names the
+    # functions that it derives from a body after the body, and no two may have the same
+    # name.
     original_definition = graph._get_function(name).cached_definition
     definition, library = functions.with_own_control_flow(graph, original_definition)
     functions.add_functions(graph, library.function)
@@ -235,22 +226,15 @@ CLOSURE_TYPE = "IdentityN"
 
 @dataclass(frozen=True, eq=False)
 class RewiredOp:
-    """An op whose inputs may have changed since its gradient was made.
-
-    Attributes:
-        inputs: its inputs when its gradient was made.
-        gradient: the name of that gradient, a closure.
-    """
+    """An op whose inputs may have changed since its gradient was made."""
 
     op: Operation
-    inputs: tuple[Tensor, ...]
-    gradient: str
+    inputs: tuple[Tensor, ...]  # Its inputs when its gradient was made.
+    gradient: str  # The name of that gradient, a closure.
 
     def stand_ins(self) -> IdentityMap[Tensor | None]:
-        """Return the present tensor in place of each input that changed.
-
-        None for a tensor that was read twice, in whose place two are read.
-        """
+        """Return the present tensor in place of each input that changed."""
+        # None for a tensor that was read twice, in whose place two are read.
         current_of: MutableIdentityMap[Tensor | None] = MutableIdentityMap()
         for before, now in zip(self.inputs, self.op.inputs, strict=True):
             same = before not in current_of or current_of[before] is now
@@ -263,12 +247,8 @@ class RewiredOps(dict[str, RewiredOp]):
 
 
 def follow_inputs(op: Operation) -> Callable[[], None] | None:
-    """Give an op whose inputs are about to change a gradient that follows them.
-
-    Returns:
-        An undo callback; None if the gradient of the op is no closure, or follows its
-        inputs already.
-    """
+    """Give an op a gradient that follows its inputs; return the undo."""
+    # None if the gradient of the op is no closure, or follows its inputs already.
     gradient = gradient_of(op)
     rewired_ops = state.slot(op.graph, RewiredOps)
     if gradient is None or gradient in rewired_ops:

@@ -22,17 +22,13 @@ from geutil.graph.walks import node_name
 
 @dataclass(frozen=True)
 class VariableFacts:
-    """The facts of one variable in a collection.
-
-    Attributes:
-        offset: where it begins in the variable that it is a part of, if it is a part.
-        initializer: the name of the op that initializes it.
-    """
+    """The facts of one variable in a collection."""
 
     key: str
     trainable: bool
+    # Where it begins in the variable that it is a part of, if it is a part.
     offset: tuple[int, ...] | None
-    initializer: str
+    initializer: str  # The name of the op that initializes it.
 
 
 def variable_facts(collections: Mapping[str, Any]) -> dict[str, VariableFacts]:
@@ -82,16 +78,8 @@ def carry_variables(
     rename: Callable[[str], str | None],
     collection_name: Callable[[str], str],
 ) -> None:
-    """Make variable objects in `graph_` for those of `graph` whose ops were copied.
-
-    A variable of which a part has no copy is left out, with a warning.
-
-    Args:
-        graph: the source.
-        graph_: the destination, another graph.
-        rename: the name of the copy of an op or tensor, or None where it has none.
-        collection_name: the name in the destination for a collection of the source.
-    """
+    """Make variable objects in `graph_` for those of `graph` whose ops were copied."""
+    # A variable of which a part has no copy is left out, with a warning.
     carried: MutableIdentityMap[tf.Variable | None] = MutableIdentityMap()
     for key in graph.get_all_collection_keys():
         for element in graph.get_collection_ref(key):

@@ -59,16 +59,11 @@ _SENSITIVE = frozenset(
 
 
 def hold_when_complete(graph: Graph) -> None:
-    """Have the channels-last ops of a graph keep their layout on GPUs.
-
-    They lose the fusions with a bias and an activation that Grappler makes otherwise,
-    so nothing is done to ops on other devices, nor where the user has switched the
-    layout optimizer off, or asks for `auto_mixed_precision`, which leaves ops out that
-    keep their layout.
-
-    Args:
-        graph: the graph. It is read each time before it is run or made a function of.
-    """
+    """Have the channels-last ops of a graph keep their layout on GPUs."""
+    # They lose the fusions with a bias and an activation that Grappler makes otherwise,
+    # so nothing is done to ops on other devices, nor where the user has switched the
+    # layout optimizer off, or asks for `auto_mixed_precision`, which leaves ops out
+    # that keep their layout.
     state.on_completion(graph, hold)
 
 

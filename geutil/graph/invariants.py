@@ -146,11 +146,9 @@ def _check_acyclic(ops: list[Operation]) -> Iterator[Violation]:
 
 
 def _strong_components(ops: list[Operation]) -> list[dict[Operation, None]]:
-    """Return the strongly connected components among `ops`, by their first op.
-
-    Kosaraju's way: ops are finished walking forward, then collected walking backward
-    from the one that finished last.
-    """
+    """Return the strongly connected components among `ops`, by their first op."""
+    # Kosaraju's way: ops are finished walking forward, then collected walking backward
+    # from the one that finished last.
     members = dict.fromkeys(ops)
     finished = topological_order(
         ops, lambda op: [s for s in adjacency.successors(op) if s in members]

@@ -1,4 +1,4 @@
-"""Calls of Keras layers: recorded while a model is traced, or read off name scopes.
+"""Calls of Keras layers, recorded or read off name scopes, and losses given meanwhile.
 
 Keras opens a name scope for each call of a layer. TensorFlow makes the name of a scope
 unique: a layer `conv` may be in scope `net_1/conv_1`, while a layer `conv_1` is in
@@ -16,7 +16,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -24,32 +24,87 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.graph.state import slot
-from geutil.graph.types import Graph, is_tensor, scopes_around
+from geutil.graph.training_flags import keras_layers
+from geutil.graph.types import Graph, Tensor, is_tensor, scopes_around
 from geutil.graph.walks import tree
+
+_HELD = ("_losses", "_eager_losses")
+"""The lists of a layer: of Keras 3 the first, of tf_keras both; calls fill the last."""
+
+
+@dataclass(frozen=True)
+class LosingLayer:
+    """A Keras layer that was given losses in a graph."""
+
+    layer: weakref.ref[Any]
+    losses: Sequence[Tensor]  # The losses, which it does not hold any more.
+    # Whether it forgot those that it had before, as the outermost layer does.
+    anew: bool
+
+    def hold(self, losses: Sequence[Tensor]) -> None:
+        """Let the layer, if it lives, hold its losses of one call."""
+        for held in _lists(self.layer())[-1:]:
+            if self.anew:
+                held.clear()
+            held.extend(losses)
+
+
+@contextmanager
+def losses_taken(owner: Any = None) -> Iterator[list[LosingLayer]]:
+    """Take away the losses that Keras layers are given in a block."""
+    graph = tf.compat.v1.get_default_graph()
+    with tf.init_scope():
+        mark = tf.zeros([])
+    marked = [held for layer in _layers(owner) for held in _lists(layer)]
+    for held in marked:
+        held.append(mark)
+    found: list[LosingLayer] = []
+    try:
+        yield found
+    finally:
+        for layer in _layers(owner):
+            lists = _lists(layer)
+            anew = not any(t is mark for held in lists[-1:] for t in held)
+            losses = [t for held in lists for t in held if _is_of(t, graph)]
+            if losses:
+                found.append(LosingLayer(weakref.ref(layer), losses, anew))
+            marked += lists
+        for held in marked:
+            held[:] = [t for t in held if t is not mark and not _is_of(t, graph)]
+
+
+def _layers(owner: Any) -> list[Any]:
+    return keras_layers() if owner is None else list(owner._flatten_layers())
+
+
+def _lists(layer: Any) -> list[list[Any]]:
+    found = (getattr(layer, name, None) for name in _HELD)
+    return [held for held in found if isinstance(held, list)]
+
+
+def _is_of(loss: Any, graph: Any) -> bool:
+    return is_tensor(loss) and loss.graph is graph
+
 
 INPUT_LAYER = "InputLayer"
 
 
 @dataclass(frozen=True)
 class LayerCall:
-    """A call of a Keras layer in a graph.
+    """A call of a Keras layer in a graph."""
 
-    Attributes:
-        path: the names of the models and layers around it and its own, between slashes.
-        scope: the name scope of its ops; the name of its op if it has no scope.
-        inputs: the tensors that it was called with, by name; None if not known.
-        outputs: the tensors that it returned, by name; None if not known.
-        layer: a weak reference to the layer, if there was one.
-        node: which of the calls that Keras knows of the layer it is.
-    """
-
+    # The names of the models and layers around it and its own, between slashes.
     path: str
     name: str
     class_name: str
-    scope: str
+    scope: str  # The name scope of its ops; the name of its op if it has no scope.
+    # The tensors that it was called with, by name; None if not known.
     inputs: tuple[str, ...] | None = None
+    # The tensors that it returned, by name; None if not known.
     outputs: tuple[str, ...] | None = None
+    # A weak reference to the layer, if there was one.
     layer: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
+    # Which of the calls that Keras knows of the layer it is.
     node: int | None = field(default=None, compare=False, repr=False)
 
     def renamed(self, renamed: Callable[[str], str]) -> LayerCall:
@@ -77,12 +132,7 @@ def set_calls(graph: Graph, calls: Iterable[LayerCall]) -> None:
 
 
 def node_behind(keras_tensor: Any) -> tuple[Any, int, int] | None:
-    """Return the layer behind a symbolic tensor of Keras.
-
-    Returns:
-        The layer or operation, the number of its call, and that of the result; None if
-        it is nothing of this kind.
-    """
+    """Return layer, number of call and of result behind a Keras tensor, or None."""
     history = getattr(keras_tensor, "_keras_history", None)
     return None if history is None else (history[0], history[1], history[2])
 
@@ -100,11 +150,7 @@ _RECORDING = threading.RLock()
 
 @contextmanager
 def recorded(model: Any) -> Iterator[list[LayerCall]]:
-    """Record the calls of a Keras model's layers while the block traces it.
-
-    Yields:
-        The calls, in the order in which they began. It is filled as the block runs.
-    """
+    """Record the calls of a Keras model's layers while the block traces it."""
     with _RECORDING:
         recording = _Recording()
         operations = _operations(model)
@@ -243,16 +289,11 @@ def calls_by_scopes(
     classes: Mapping[str, str] | None,
     variables: Iterable[str] = (),
 ) -> tuple[LayerCall, ...]:
-    """Return the calls of layers that the names of ops tell, without the model.
-
-    Args:
-        names: the names of the ops of a graph, in order.
-        classes: the class of each layer by its path, where a file says them: one scope
-            is taken to be opened for each call then. None finds the layers of Keras 3,
-            which opens two.
-        variables: the names of variables. Keras 3 calls them by the paths of layers:
-            where none is that of a layer, the graph is not taken for one of Keras.
-    """
+    """Return the calls of layers that the names of ops tell, without the model."""
+    # `classes` has the class of each layer by its path, where a file says them: one
+    # scope is taken to be opened for each call then. Keras 3 opens two, and calls
+    # variables by the paths of layers: without such a variable, the graph is not taken
+    # for one of Keras.
     children = _tree(names)
     owners = {name.rpartition("/")[0] for name in variables}
     # Those of a subclassed model begin with its own name.
@@ -313,12 +354,10 @@ class _Known:
 
 
 def _opened_twice(scopes: list[str], known: _Known) -> list[str | None]:
-    """Return which layer opened each scope, if two are opened for each call.
-
-    TensorFlow's rule for names is done over from the first name to the last: the second
-    scope that a layer opens is the one that is found. A name that no layer would have
-    got by that was made by something else.
-    """
+    """Return which layer opened each scope, if two are opened for each call."""
+    # TensorFlow's rule for names is done over from the first name to the last: the
+    # second scope that a layer opens is the one that is found. A name that no layer
+    # would have got by that was made by something else.
     used: dict[str, int] = {}
     found: list[str | None] = []
     for scope in (name.rpartition("/")[2] for name in scopes):

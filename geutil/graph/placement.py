@@ -12,13 +12,117 @@ from __future__ import annotations
 import functools
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.graph import adjacency, colocation, state
-from geutil.graph.registered_kernels import kernel_of
+from geutil.graph._tf import get_op_def, get_registered_kernels_for_op
 from geutil.graph.types import Graph, Operation
+
+_ANY_DEVICE = "DEFAULT"
+
+
+@dataclass(frozen=True)
+class RegisteredKernel:
+    """The kernel of an op on a type of device."""
+
+    # The inputs, by place, that it reads in the memory of the host.
+    host_inputs: frozenset[int]
+    host_outputs: frozenset[int]  # The outputs that it makes there.
+
+
+def has_kernels(device_type: str) -> bool:
+    """Tell whether this TensorFlow was built for a type of device, such as "GPU"."""
+    return any(k.device_type == device_type for k in _registered("MatMul"))
+
+
+def kernel_of(op: Operation, device_type: str) -> RegisteredKernel | None:
+    """Return the kernel of an op on "CPU" or "GPU", None if it has none there."""
+    # An op without any kernel, such as one that is named for a function, has an empty
+    # one.
+    kernels = _registered(op.type)
+    if not kernels:
+        return RegisteredKernel(frozenset(), frozenset())
+    found = None
+    for kernel in kernels:
+        if kernel.device_type not in (device_type, _ANY_DEVICE):
+            continue
+        if all(c.admits(op) for c in kernel.constraints):
+            found = kernel
+            if kernel.device_type == device_type:
+                break
+    if found is None:
+        return None
+    if not found.host_args:
+        return RegisteredKernel(frozenset(), frozenset())
+    definition = get_op_def(op.type)
+    return RegisteredKernel(
+        _places(op, definition.input_arg, found.host_args),
+        _places(op, definition.output_arg, found.host_args),
+    )
+
+
+@dataclass(frozen=True)
+class _Constraint:
+    """The types that an attribute may have, as numbers."""
+
+    name: str
+    allowed: frozenset[int]
+
+    def admits(self, op: Operation) -> bool:
+        """Tell whether an op's attribute is one of the types, or only such."""
+        value = op.get_attr(self.name)
+        types = value if isinstance(value, list) else [value]
+        return all(dtype.as_datatype_enum in self.allowed for dtype in types)
+
+
+@dataclass(frozen=True)
+class _Registration:
+    """A kernel, as TensorFlow registers it."""
+
+    device_type: str
+    constraints: tuple[_Constraint, ...]
+    host_args: frozenset[str]
+
+
+@functools.cache
+def _registered(op_type: str) -> tuple[_Registration, ...]:
+    """Return the kernels of an op type, those of highest priority first."""
+    listed = get_registered_kernels_for_op(op_type).kernel
+    return tuple(
+        _Registration(
+            kernel.device_type,
+            tuple(
+                _Constraint(c.name, frozenset(c.allowed_values.list.type))
+                for c in kernel.constraint
+                if c.allowed_values.list.type
+            ),
+            frozenset(kernel.host_memory_arg),
+        )
+        for kernel in sorted(listed, key=lambda kernel: -kernel.priority)
+    )
+
+
+def _places(
+    op: Operation, args: Iterable[Any], named: frozenset[str]
+) -> frozenset[int]:
+    """Return the places of named arguments, each of one tensor or of several."""
+    places: list[int] = []
+    begin = 0
+    for arg in args:
+        count = 1
+        if arg.number_attr:
+            count = op.get_attr(arg.number_attr)
+        elif arg.type_list_attr:
+            count = len(op.get_attr(arg.type_list_attr))
+        if arg.name in named:
+            places += range(begin, begin + count)
+        begin += count
+    return frozenset(places)
+
 
 LOCALHOST = "localhost"
 """The job of a process that is in no cluster."""
@@ -122,10 +226,7 @@ def planned_for(graph: Graph) -> str | None:
 
 
 def share_memory(one: str, other: str) -> bool:
-    """Tell whether tensors go from one device to another without a copy.
-
-    So they do among the CPU devices of a process. Both are given by their full names.
-    """
+    """Tell whether devices, by full names, share memory, as CPUs of a process do."""
     specs = _spec(one), _spec(other)
     tasks = {(spec.job, spec.replica, spec.task) for spec in specs}
     return len(tasks) == 1 and all(spec.device_type == "CPU" for spec in specs)
@@ -134,16 +235,9 @@ def share_memory(one: str, other: str) -> bool:
 def places_of(
     ops: Sequence[Operation], fed: Collection[Operation], default: str
 ) -> dict[str, str]:
-    """Return the device of each op by its name, as a Session places them.
-
-    Args:
-        ops: the ops of a step, in graph order.
-        fed: those whose outputs are fed, which come in at the default device.
-        default: the full name of the device of ops that name none.
-
-    Cost: linear in ops and edges, some 10 us for each op where several devices are
-    named.
-    """
+    """Return the device of each op by its name, as a Session places them."""
+    # Fed outputs come in at `default`, the full name of the device of ops that name
+    # none.
     named = {full_name(device, default) for device in {op.device for op in ops}}
     if len(named) <= 1 and all(kind_of(device) == "CPU" for device in named):
         (device,) = named or {default}

@@ -33,11 +33,9 @@ def new_trackable() -> Any:
 
 
 def owner_of(handle: Any) -> Any:
-    """Return the object that holds a resource handle as its `resource_handle`.
-
-    A function captures the handle of a table and not the table; TensorFlow can save the
-    table only. None if no such object is alive.
-    """
+    """Return the object that holds a resource handle as its `resource_handle`."""
+    # A function captures the handle of a table and not the table; TensorFlow can save
+    # the table only. None if no such object is alive.
     for referrer in gc.get_referrers(handle):
         holders = [referrer]
         if isinstance(referrer, dict):
@@ -61,10 +59,8 @@ _COLLECTION = "saved_model_assets"
 
 
 def asset_files(meta_graph: Any) -> dict[str, str]:
-    """Return the file in `assets/` for each constant node that names one.
-
-    Version 1 keeps the definitions in a collection.
-    """
+    """Return the file in `assets/` for each constant node that names one."""
+    # Version 1 keeps the definitions in a collection.
     definitions = list(meta_graph.asset_file_def)
     if _COLLECTION in meta_graph.collection_def:
         for packed in meta_graph.collection_def[_COLLECTION].any_list.value:
@@ -98,10 +94,7 @@ DATA_TYPES: frozenset[int] = frozenset(DataType.values())
 
 
 def op_def_of(op_type: str) -> Any | None:
-    """Return the `OpDef` of an op type, or None if this TensorFlow has no such op.
-
-    Ops that `tf.load_op_library` registered are known too.
-    """
+    """Return the `OpDef` of an op type, those of loaded libraries too, or None."""
     return _tf.get_op_def(op_type)
 
 
@@ -116,13 +109,9 @@ _MARKS = re.compile(rb"\x01long string (\d+)\x01")
 
 
 def parse_text(text: str, message: Any) -> Any:
-    """Parse the text form of a proto into `message`, and return it.
-
-    Protobuf's own parser takes 120 times the memory of a long string, such as the
-    values of a constant. They are cut out before, and put in behind it.
-
-    Cost: linear in the text; twice its memory besides it.
-    """
+    """Parse the text form of a proto into `message`, and return it."""
+    # Protobuf's own parser takes 120 times the memory of a long string, such as the
+    # values of a constant. They are cut out before, and put in behind it.
     long_strings: list[tuple[int, int]] = []
     parts: list[str] = []
     end = 0
@@ -169,11 +158,8 @@ def _backslashes(text: str, start: int, stop: int) -> int:
 
 
 def _put_in(message: Any, text: str, long_strings: list[tuple[int, int]]) -> bool:
-    """Replace marks in the fields of a proto by the strings that they correspond to.
-
-    Returns:
-        Whether all were found: a key of a map, for one, cannot be replaced.
-    """
+    """Replace marks in a proto by their strings; tell whether all were found."""
+    # A key of a map, for one, cannot be replaced.
     left = set(range(len(long_strings)))
 
     def value(found: re.Match[bytes]) -> bytes:

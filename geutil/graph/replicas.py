@@ -26,11 +26,8 @@ _SCOPE = re.compile(r"(?:^|/)replica_(\d+)/")
 
 
 def current() -> Any:
-    """Return the context of the replica that is being traced.
-
-    None if there is none, and in a function inside a replica's, where TensorFlow lets
-    replicas exchange nothing.
-    """
+    """Return the context of the replica that is being traced, or None."""
+    # In a function inside a replica's, TensorFlow lets replicas exchange nothing.
     if in_nested_function() or not _is_replica():
         return None
     return tf.distribute.get_replica_context()
@@ -98,21 +95,15 @@ def only_behind(graph: Graph, outputs: Sequence[Tensor]) -> Iterator[None]:
 
 
 def outputs_meant(graph: Graph) -> list[Tensor]:
-    """Return the outputs whose ops alone are looked at; none if all are.
-
-    Who puts another tensor in the place of one writes that into the list.
-    """
+    """Return the outputs whose ops alone are looked at, to update; none for all."""
     meant = _meant.get()
     return meant[1] if meant is not None and meant[0] is graph else []
 
 
 def own_operations(graph: Graph) -> list[Operation]:
-    """Return the ops of a graph, without those of other replicas.
-
-    While a replica is traced into the graph, these are its ops and their ancestors.
-    Where outputs are selected, these are the ancestors of the outputs. Otherwise they
-    are all.
-    """
+    """Return the ops of a graph, without those of other replicas."""
+    # While a replica is traced, these are its ops and their ancestors. Where outputs
+    # are selected, these are the ancestors of the outputs.
     ops: list[Operation] = graph.get_operations()
     if outputs := outputs_meant(graph):
         behind = closure((t.op for t in outputs), adjacency.producers)
@@ -155,10 +146,8 @@ class _Message:
 
 
 def merge_call(content: Any, answer: Callable[[Any, list[Any]], Any]) -> Any:
-    """Return the answer to the messages of all replicas of this process.
-
-    Each has to ask the same number of times.
-    """
+    """Return the answer to the messages of all replicas of this process."""
+    # Each replica has to ask the same number of times.
 
     def merged(strategy: Any, messages: Any) -> None:
         every = strategy.experimental_local_results(messages)
@@ -182,11 +171,9 @@ def from_first_replica(content: Any, check: Callable[[list[Any]], Any]) -> Any:
 
 
 def new_variables(initial_values: Sequence[tuple[str, Any]]) -> list[Any]:
-    """Return variables of the strategy whose replica is traced, or that is in scope.
-
-    Each replica reads and writes its own copy; the copies stay equal if all write the
-    same. Attributes read from outside are the first one's.
-    """
+    """Return variables of the strategy whose replica is traced, or that is in scope."""
+    # Each replica reads and writes its own copy; the copies stay equal if all write the
+    # same. Attributes read from outside are the first one's.
 
     def make(strategy: Any, contents: list[Any]) -> list[Any]:
         # tf.function refuses new variables where it traces a second time, init_scope

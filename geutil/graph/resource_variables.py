@@ -37,22 +37,12 @@ def variable_outside(
     *,
     is_trained: bool = False,
 ) -> Any:
-    """Return a new resource variable, which is not trained unless that is asked for.
-
-    In the FuncGraph of a `tf.function` it is an eager variable, or one of the v1 graph
-    outside; a function that is traced may make it at any call, because it is none of
-    the function's own. In a v1 graph it is one of its global variables.
-
-    Args:
-        graph: the graph.
-        initial: its first value, a numpy array or number.
-        name: its name; a v1 graph makes it unique.
-        device: where it is, in a v1 graph. Elsewhere TensorFlow decides.
-        is_trained: whether it is trained; those of a strategy are not.
-
-    While a replica of `tf.distribute` is traced it is one of the strategy; in the scope
-    of a strategy, too, but for a v1 graph.
-    """
+    """Return a new resource variable, which is not trained unless that is asked for."""
+    # In the FuncGraph of a `tf.function` it is an eager variable, or one of the v1
+    # graph outside; a function that is traced may make it at any call. In a v1 graph it
+    # is a global variable under a unique name, and `device` counts. While a replica of
+    # `tf.distribute` is traced it is one of the strategy; in the scope of a strategy,
+    # too, but for a v1 graph.
     if _are_of_strategy(graph):
         (variable,) = replicas.new_variables([(name, initial)])
         return variable
@@ -74,10 +64,8 @@ class _KeptVariables(dict[int, Any]):
 
 
 def handle_in(graph: Graph, variable: Any) -> Any:
-    """Return the handle of a variable as ops of a graph can read it.
-
-    A FuncGraph captures it, and keeps the variable alive.
-    """
+    """Return the handle of a variable as ops of a graph can read it."""
+    # A FuncGraph captures it, and keeps the variable alive.
     handle = strategy_variables.local_handle(variable)
     if not is_func_graph(graph) or getattr(handle, "graph", None) is graph:
         return handle
@@ -96,16 +84,8 @@ def variables_outside(
     initial_values: Sequence[tuple[str, Any]],
     devices: Sequence[str] | None = None,
 ) -> list[Any]:
-    """Return new variables, each as `variable_outside` makes it.
-
-    Args:
-        graph: the graph.
-        initial_values: the name of each variable, and its first value: a float32 array.
-        devices: the device of each variable, in a v1 graph; None is none.
-
-    Cost: linear; in a version 1 graph some 0.2 ms each, and 2 ms for each shape and
-        device.
-    """
+    """Return new variables, each as `variable_outside` makes it."""
+    # Some 0.2 ms each in a version 1 graph, and 2 ms for each shape and device.
     if _are_of_strategy(graph):
         return replicas.new_variables(initial_values)
     if is_func_graph(graph):
@@ -203,10 +183,7 @@ def carry_loop_handles(graph: Graph) -> None:
 
 
 def dtype_behind(handle: Any) -> tf.DType | None:
-    """Return the dtype of the variable that a handle leads to.
-
-    None if it leads to no variable, but to a table or the like.
-    """
+    """Return the dtype of the variable that a handle leads to, or None."""
     data = getattr(handle, "_handle_data", None)
     if data is None and types.is_tensor(handle):
         # A capture of a function has the data in the graph alone.

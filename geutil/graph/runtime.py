@@ -33,11 +33,9 @@ Backward = Callable[..., Sequence[Any]]
 
 @contextmanager
 def without_collector() -> Iterator[None]:
-    """Keep the garbage collector from going through TensorFlow's graph.
-
-    Plans make many short-lived objects without cycles; each round of the collector that
-    they cause takes as long as the graph is large: a third of the time of a plan.
-    """
+    """Keep the garbage collector from going through TensorFlow's graph."""
+    # Plans make many short-lived objects without cycles; each round of the collector
+    # takes as long as the graph is large: a third of the time of a plan.
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -58,10 +56,7 @@ def is_watched(tensor: Any) -> bool:
 
 
 def is_differentiable(tensor: Tensor) -> bool:
-    """Tell whether gradients flow through tensors of this dtype at all.
-
-    They do through handles of variables.
-    """
+    """Tell whether gradients flow through this dtype, or handles of variables."""
     return bool(IsTrainable(tensor))
 
 
@@ -99,11 +94,9 @@ def carry_marks(tensor: Tensor, tensor_: Tensor) -> None:
 
 
 def not_converted(function: F) -> F:
-    """Mark a function that autograph calls as it is, but within its own status.
-
-    Unlike `tf.autograph.experimental.do_not_convert`, this lets the function decide
-    whether its callees are converted.
-    """
+    """Mark a function that autograph calls as it is, but within its own status."""
+    # Unlike `tf.autograph.experimental.do_not_convert`, this lets the function decide
+    # whether its callees are converted.
     marked: F = _tf.autograph_artifact(function)
     return marked
 
@@ -124,15 +117,8 @@ def plain_gradients(
     grad_ys: Sequence[Any],
     options: Mapping[str, Any],
 ) -> list[Any]:
-    """Return the result of TensorFlow's own `tf.gradients`, even if it was patched.
-
-    Args:
-        graph: the graph of `ys`, which must be the default graph.
-        ys: tensors.
-        xs: tensors and variables.
-        grad_ys: the gradient of each y, or None.
-        options: further arguments of `tf.gradients` and of `tf.compat.v1.gradients`.
-    """
+    """Return the result of TensorFlow's own `tf.gradients`, even if it was patched."""
+    # `graph`, that of `ys`, must be the default graph.
     arguments = {"colocate_gradients_with_ops": True, **options}
     # The gradient of control flow changes forward ops; no Session may run meanwhile.
     with graph._mutation_lock():
@@ -155,11 +141,9 @@ def collection(graph: Graph, name: str) -> Iterable[Any]:
 
 
 def variable_tensor(graph: Graph, variable: Any) -> Any:
-    """Return the tensor of `graph` that corresponds to a variable, or None.
-
-    That is its handle, the FuncGraph's capture of the handle, or, for a version 1
-    variable without a handle, the reference to it.
-    """
+    """Return the tensor of `graph` that corresponds to a variable, or None."""
+    # That is its handle, the FuncGraph's capture of the handle, or, for a version 1
+    # variable without a handle, the reference to it.
     handle = variable_handle(variable)
     if getattr(handle, "graph", None) is graph:
         return handle
@@ -190,13 +174,9 @@ _GPU = "GPU:"
 
 
 def optimized(graph_def: Any, fetches: Iterable[str]) -> Any:
-    """Return a `GraphDef` as a Session with default options would run it.
-
-    Nodes that are on a GPU which this process lacks are optimized for one: a virtual
-    cluster has it.
-
-    Cost: linear in the nodes in practice; some 0.1 ms for each.
-    """
+    """Return a `GraphDef` as a Session with default options would run it."""
+    # Nodes that are on a GPU which this process lacks are optimized for one: a virtual
+    # cluster has it.
     names = list(fetches)
     if not names:
         return graph_def
@@ -241,11 +221,9 @@ def _cluster_with(gpus: Iterable[str]) -> Any:
 
 
 def is_determinism_enabled() -> bool:
-    """Tell whether `tf.config.experimental.enable_op_determinism` was called.
-
-    TensorFlow does not keep the promise for sums of three or more (`AddN`) whose terms
-    other ops read too: the order of its sums depends on which ops have run.
-    """
+    """Tell whether `tf.config.experimental.enable_op_determinism` was called."""
+    # TensorFlow does not keep the promise for sums of three or more (`AddN`) whose
+    # terms other ops read too: the order of its sums depends on which ops have run.
     return bool(_tf.is_op_determinism_enabled())
 
 
@@ -279,12 +257,10 @@ def is_compiled_by_xla(graph: Graph) -> bool:
 
 
 def is_on_mesh(graph: Graph) -> bool:
-    """Tell whether a function reads variables of a mesh of DTensor.
-
-    TensorFlow has DTensor compile such a function, with rules for the ops that it
-    knows. A function of a mesh that reads no variable cannot be distinguished from
-    another one while it is traced.
-    """
+    """Tell whether a function reads variables of a mesh of DTensor."""
+    # TensorFlow has DTensor compile such a function, with rules for the ops that it
+    # knows. A function of a mesh that reads no variable cannot be distinguished from
+    # another one while it is traced.
     around: Any = graph
     while is_func_graph(around):
         # DTensor is the only custom device of TensorFlow itself.

@@ -30,17 +30,13 @@ from geutil.graph.walks import data_inputs
 
 @dataclass(frozen=True)
 class Content:
-    """The object behind a handle: a variable, or each element of a list.
-
-    Attributes:
-        value: its value, where that is the same each time: the shape of a tensor that
-            was kept for a gradient.
-        is_empty: whether it is a list without elements.
-    """
+    """The object behind a handle: a variable, or each element of a list."""
 
     shape: tf.TensorShape
+    # Its value, where that is the same each time: the shape of a tensor that was kept
+    # for a gradient.
     value: tuple[int, ...] | None = None
-    is_empty: bool = False
+    is_empty: bool = False  # Whether it is a list without elements.
 
 
 Behind: TypeAlias = Content | None
@@ -76,12 +72,8 @@ _DEEPEST = 32
 
 
 def inferred_graph(graph_def: Any) -> Graph:
-    """Return a graph of nodes, with the shapes that follow, through loops as well.
-
-    Args:
-        graph_def: the nodes, which lose their colocation: it may name ops that are not
-            among them.
-    """
+    """Return a graph of nodes, with the shapes that follow, through loops as well."""
+    # The nodes lose their colocation: it may name ops that are not among them.
     for node in graph_def.node:
         node.attr.pop("_class", None)
     graph = creation.new_graph()
@@ -91,17 +83,11 @@ def inferred_graph(graph_def: Any) -> Graph:
 
 
 def refine(graph: Graph, passed: Sequence[Behind] = ()) -> None:
-    """Set the static shapes of a graph that follow through its loops.
-
-    The objects behind its handles are noted in a slot of the graph, so that the
-    bodies of its functions can be refined, too. A graph without lists, and whose calls
-    and loops have known shapes, is left as it is; so is one with loops of version 1.
-
-    Args:
-        graph: a graph of geutil's own.
-        passed: of a FuncGraph, the known contents behind the handles that callers pass,
-            by argument.
-    """
+    """Set the static shapes of a graph that follow through its loops."""
+    # The objects behind its handles (`passed`: behind its arguments) are noted in a
+    # slot of the graph, so that the bodies of its functions can be refined, too. A
+    # graph without lists, whose calls and loops have known shapes, stays as it is; so
+    # does one with loops of version 1.
     _Refiner().refine(graph, passed)
 
 
@@ -120,14 +106,10 @@ def _variable(handle: Tensor) -> Behind:
 
 @dataclass(frozen=True)
 class _Results:
-    """Known facts of the results of an op that runs functions.
-
-    Attributes:
-        behind: of each result the content behind it.
-    """
+    """Known facts of the results of an op that runs functions."""
 
     shapes: Sequence[tf.TensorShape | None] = ()
-    behind: Sequence[Behind] = ()
+    behind: Sequence[Behind] = ()  # Of each result the content behind it.
 
 
 _UNKNOWN = _Results()
@@ -154,11 +136,9 @@ class _Refiner:
         slot(graph, _Contents).of_handles = facts
 
     def _infer(self, graph: Graph, facts: _Facts) -> None:
-        """Import a copy of a graph part by part, and take over its shapes.
-
-        The facts of one part are set before the next one is made, whose shapes
-        TensorFlow infers from it.
-        """
+        """Import a copy of a graph part by part, and take over its shapes."""
+        # The facts of one part are set before the next one is made, whose shapes
+        # TensorFlow infers from it.
         scratch = creation.new_graph()
         callers = {caller.op: caller for caller in function_calls.callers_in(graph)}
         library = graph.as_graph_def().library

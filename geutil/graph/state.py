@@ -61,39 +61,31 @@ class UndoStep:
 
 @dataclass(eq=False)
 class GraphState:
-    """geutil's notes on one graph.
+    """geutil's notes on one graph."""
 
-    Attributes:
-        sessions: for each Session that has run the graph, the `_id` of the newest op it
-            knew then.
-        function: the name of the function that was built from the graph, if any.
-        stale_allowed: how many `allow_stale` blocks are open.
-        journals: by thread, one list of undo steps for each open transaction. Replicas
-            that share the graph are traced in turn, each in a thread.
-        order: a topological order of the ops, kept up to date over edits.
-        edits: how often edges were changed; with the number of ops it tells whether
-            anything is new.
-        own: whether geutil made the graph, for a model.
-        checkpointed_calls: notes on the calls of checkpointed functions, if any.
-        completions: callbacks to run before the graph is (`geutil.graph.state`).
-        step_order: notes on the training steps whose ops are ordered, if any.
-        open_shapes: the shapes assumed for those that it leaves open, if known.
-        report: on the gradients that were built last in it, if any.
-        notes: the notes of clients, by the class that makes them; see `slot`.
-    """
-
+    # For each Session that has run the graph, the `_id` of the newest op it knew then.
     sessions: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
+    # The name of the function that was built from the graph, if any.
     function: str | None = None
-    stale_allowed: int = 0
+    stale_allowed: int = 0  # How many `allow_stale` blocks are open.
+    # By thread, one list of undo steps for each open transaction. Replicas that share
+    # the graph are traced in turn, each in a thread.
     journals: dict[int, list[list[UndoStep]]] = field(default_factory=dict)
+    # A topological order of the ops, kept up to date over edits.
     order: TopologicalOrder | None = None
+    # How often edges were changed; with the number of ops it tells whether anything is
+    # new.
     edits: int = 0
-    own: bool = False
+    own: bool = False  # Whether geutil made the graph, for a model.
+    # Notes on the calls of checkpointed functions, if any.
     checkpointed_calls: Any = None
+    # Callbacks to run before the graph is (`geutil.graph.state`).
     completions: list[Callable[[Any], None]] = field(default_factory=list)
-    step_order: Any = None
+    step_order: Any = None  # Notes on the training steps whose ops are ordered, if any.
+    # The shapes assumed for those that it leaves open, if known.
     open_shapes: Any = None
-    report: Any = None
+    report: Any = None  # On the gradients that were built last in it, if any.
+    # The notes of clients, by the class that makes them; see `slot`.
     notes: dict[Any, Any] = field(default_factory=dict)
 
 
@@ -107,10 +99,7 @@ def state_of(graph: Graph) -> GraphState:
 
 
 def slot(graph: Graph, key: Callable[[], T]) -> T:
-    """Return the notes of a client on `graph`, which `key` makes on the first call.
-
-    They hang on the graph and die with it.
-    """
+    """Return the notes of a client on `graph`, which `key` makes on the first call."""
     notes: dict[Any, T] = state_of(graph).notes
     if key not in notes:
         notes[key] = key()
@@ -136,12 +125,10 @@ def fingerprint(graph: Graph) -> tuple[int, int]:
 
 
 def renew_order(graph: Graph) -> None:
-    """Give each op its place by how far it is from where the data comes in.
-
-    New ops come last in the order that edits keep up to date. Each edit that puts one
-    in the place of an early op then moves all that lies between. Before many such
-    edits it is quicker to begin with an order in which new and old stand side by side.
-    """
+    """Give each op its place by how far it is from where the data comes in."""
+    # New ops come last in the order that edits keep up to date. Each edit that puts one
+    # in the place of an early op then moves all between: before many such edits it is
+    # quicker to begin with an order in which new and old stand side by side.
     state = state_of(graph)
     if state.order is None:
         state.order = TopologicalOrder()
@@ -154,10 +141,7 @@ def count_ops(graph: Graph) -> int:
 
 
 def ops_since(graph: Graph, count: int) -> list[Operation]:
-    """Return the ops made since `graph` had `count` of them.
-
-    Cost: none when there are none, else one listing of the ops (some 5 ns each).
-    """
+    """Return the ops made since `graph` had `count` of them."""
     if count_ops(graph) == count:
         return []
     new_ops: list[Operation] = graph.get_operations()[count:]
@@ -308,11 +292,8 @@ def allow_stale(graph: Graph) -> Iterator[None]:
 
 
 def check_editable(graph: Graph, ops: Iterable[Operation]) -> None:
-    """Refuse to edit `ops` where the edit is forbidden or would have no effect.
-
-    Ops that a Session has not seen yet may be edited: it takes them over when it runs
-    next.
-    """
+    """Refuse to edit `ops` where the edit is forbidden or would have no effect."""
+    # A Session takes ops over that it has not seen yet when it runs next.
     if graph.finalized:
         raise FinalizedGraphError(
             "the graph is finalized and cannot be edited; copy it into a new tf.Graph "
@@ -345,19 +326,14 @@ _COMPLETED = "_geutil_completed"
 
 @dataclass(frozen=True, eq=False)
 class Use:
-    """A request to a complete graph.
-
-    Attributes:
-        targets: the ops that are to run.
-        tensors: the tensors whose values are wanted.
-        is_function: whether the graph becomes a function, which then runs just that; a
-            Session may be asked for something else next time.
-    """
+    """A request to a complete graph."""
 
     graph: Graph
-    targets: Sequence[Operation]
-    tensors: Sequence[Tensor]
+    targets: Sequence[Operation]  # The ops that are to run.
+    tensors: Sequence[Tensor]  # The tensors whose values are wanted.
     feeds: IdentitySet
+    # Whether the graph becomes a function, which then runs just that; a Session may be
+    # asked for something else next time.
     is_function: bool = False
 
 
@@ -366,12 +342,8 @@ Completion = Callable[[Use], None]
 
 
 def on_completion(graph: Graph, act: Completion) -> None:
-    """Register a callback for each time before a graph runs or becomes a function.
-
-    Args:
-        graph: the graph.
-        act: the callback. It may edit the graph, and must tolerate being called again.
-    """
+    """Register a callback for each time before a graph runs or becomes a function."""
+    # `act` may edit the graph, and must tolerate being called again.
     completions = state_of(graph).completions
     if act not in completions:
         completions.append(act)

@@ -60,10 +60,8 @@ def assign(handle: Any, value: Any) -> None:
 
 
 def moved_by(function: Any) -> list[tuple[Operation, Any]]:
-    """Return the ops of a concrete function that write float variables, with these.
-
-    Those in bodies of loops and conditionals are left out.
-    """
+    """Return the ops of a concrete function that write float variables, with these."""
+    # Those in bodies of loops and conditionals are left out.
     variable_by_handle = {id(v.handle): v for v in function.variables}
     variable_by_input = {
         id(inside): variable_by_handle[id(outside)]
@@ -83,10 +81,8 @@ _WRITING = op_types.ASSIGNMENTS | op_types.INCREMENTS
 
 
 def captured_here(function: Any) -> list[Any]:
-    """Return the captures of a function, with the handles of this replica's copies.
-
-    Tapes record that those variables are read.
-    """
+    """Return the captures of a function, with the handles of this replica's copies."""
+    # Tapes record that those variables are read.
     variable_by_handle = {id(v.handle): v for v in function.variables}
     found = []
     for captured in function.captured_inputs:

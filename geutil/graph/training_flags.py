@@ -29,22 +29,17 @@ _KINDS = (
 
 
 def set_trainable(variable: tf.Variable, trainable: bool) -> None:
-    """Note whether a variable is trained; the variable stays as it is.
-
-    That cannot be changed for good without breaking the layer when it is thawed again.
-    """
+    """Note whether a variable is trained; the variable stays as it is."""
+    # That cannot be changed for good without breaking the layer when it is thawed
+    # again.
     setattr(variable, _NOTED, trainable)
 
 
 def trained(variables: Iterable[tf.Variable]) -> tuple[tf.Variable, ...]:
-    """Return those of some variables that are trained.
-
-    A variable is, unless it says otherwise itself, or one of its owners does now, or
-    `set_trainable` did.
-
-    Cost: one pass over all objects that Python's garbage collector knows (some 0.06 s
-    for each million), when variables are asked about for the first time.
-    """
+    """Return those of some variables that are trained."""
+    # A variable is, unless it says otherwise itself, or one of its owners does now, or
+    # `set_trainable` did. One pass over all objects that Python's garbage collector
+    # knows (some 0.06 s for each million), at the first question.
     variables = tuple(variables)
     _find_owners([v for v in variables if not hasattr(v, _OWNERS)])
     return tuple(v for v in variables if _is_trained(v))

@@ -233,11 +233,9 @@ def same_static_shape(a: Tensor, b: Tensor) -> bool:
 
 
 def refine_shapes(ops: Iterable[tuple[Operation, Operation]]) -> None:
-    """Make the static shapes of copies as definite as those of their originals.
-
-    For copies whose inputs have the same static shapes as the originals': facts of the
-    original beyond shape inference (by `set_shape`) hold for the copy too.
-    """
+    """Make the static shapes of copies as definite as those of their originals."""
+    # For copies whose inputs have the same static shapes: facts of the original beyond
+    # shape inference (by `set_shape`) hold for the copy too.
     for op, op_ in ops:
         for t, t_ in zip(op.outputs, op_.outputs, strict=True):
             if t._shape != t_._shape:
@@ -324,14 +322,7 @@ def scope_finalize(scope: str) -> str:
 
 
 def is_in_scope(name: str, scope: str | tuple[str, ...] | None) -> bool:
-    """Tell whether `name` is that of a name scope, or of something in it.
-
-    Args:
-        name: the name of an op or of a scope.
-        scope: the scope, with or without a slash at its end, or several; the empty one
-            and None
-            hold everything.
-    """
+    """Tell whether `name` is a name scope or in it; "" and None hold all."""
     scopes = scope if isinstance(scope, tuple) else (scope or "",)
     return f"{name}/".startswith(tuple(map(scope_finalize, scopes)))
 
@@ -368,10 +359,7 @@ def absolute_unique_names(graph: Graph, names: Iterable[str]) -> list[str]:
 
 
 def absolute_unique_name(graph: Graph, name: str) -> str:
-    """Return `name`, or `name_1` and so on where it is taken, and reserve it.
-
-    The current name scope is left out of account, unlike `tf.Graph.unique_name`.
-    """
+    """Reserve `name`, or `name_1` and so on, whatever the current name scope is."""
     return absolute_unique_names(graph, [name])[0]
 
 

@@ -40,10 +40,8 @@ def output_while_context(op: Operation) -> Any:
 
 
 def reading_while_context(op: Operation) -> Any:
-    """Return the innermost while-loop context that `op` reads its inputs in, or None.
-
-    An Enter op belongs to the loop that it leads into, and reads outside of it.
-    """
+    """Return the innermost while loop that `op` reads its inputs in, or None."""
+    # An Enter op belongs to the loop that it leads into, and reads outside of it.
     context = while_context(op)
     if context is None or not _tf.IsLoopEnter(op):
         return context
@@ -103,10 +101,8 @@ _FLOW = ("WhileContext", "CondContext")
 
 
 def is_inside(op: Operation) -> bool:
-    """Tell whether `op` runs in a loop or a conditional of version 1.
-
-    A context that only marks ops for XLA does not count.
-    """
+    """Tell whether `op` runs in a loop or a conditional of version 1."""
+    # A context that only marks ops for XLA does not count.
     return _is_flow(adjacency.control_flow_context(op))
 
 
@@ -125,12 +121,9 @@ _DEEPER = {"Switch": 1, "RefSwitch": 1, "Merge": -1, "RefMerge": -1}
 def unconditional(
     ops: Iterable[Operation], *, exits: bool = False
 ) -> Iterator[Operation]:
-    """Yield the ops that run once whenever their graph is run, and can be awaited.
-
-    Args:
-        ops: ops in topological order, with all that lies between two of them.
-        exits: whether the ends of loops count, which are a part of these.
-    """
+    """Yield the ops that run once whenever their graph is run, and can be awaited."""
+    # The ops are in topological order, with all that lies between two of them. With
+    # `exits` the ends of loops count, which are a part of these.
     depth: dict[Operation, int] = {}
     for op in ops:
         outside = not is_inside(op)
@@ -231,11 +224,8 @@ def is_loop_structure(op: Operation) -> bool:
 
 
 def whole_loops(graph: Graph, ops: Iterable[Operation]) -> list[Operation]:
-    """Return `ops` and the rest of every version 1 while loop that they are part of.
-
-    A loop's copy runs only as a whole: part of one would share the frame of the
-    original.
-    """
+    """Return `ops` and the rest of every version 1 while loop that they are part of."""
+    # Part of a loop's copy would share the frame of the original.
     listed = dict.fromkeys(ops)
     for members in members_of_contexts(graph, listed):
         if is_loop(members.context):
@@ -244,11 +234,9 @@ def whole_loops(graph: Graph, ops: Iterable[Operation]) -> list[Operation]:
 
 
 def step_states(ops: Iterable[Operation]) -> list[Operation]:
-    """Return the stacks and arrays that `ops` use, which a step fills as it goes.
-
-    Loops keep values for their gradients in stacks, and results of iterations in
-    arrays. Two users that know nothing of each other spoil them.
-    """
+    """Return the stacks and arrays that `ops` use, which a step fills as it goes."""
+    # Loops keep values for their gradients in stacks, and results of iterations in
+    # arrays. Two users that know nothing of each other spoil them.
     states: dict[Operation, None] = {}
 
     def behind(op: Operation) -> list[Operation]:
@@ -268,17 +256,10 @@ def copy_context(
     context_ids: Collection[int],
     rename: Callable[[str], str | None],
 ) -> dict[int, Any]:
-    """Make a copy of a context, and of contexts nested in it, in `graph`.
-
-    Args:
-        members: the outermost context to copy.
-        graph: the graph that holds the copies of its ops.
-        outer: the context around the copy, or None.
-        names: the name of each context's copy (its frame, for a loop).
-        context_ids: the `id` of each nested context that is copied too.
-        rename: the name of the copy of an op or tensor from the original's; None for
-            one that has no copy, which the copied context does not know then.
-    """
+    """Make a copy of a context, and of contexts nested in it, in `graph`."""
+    # `names` has the name of each context's copy (its frame, for a loop), `context_ids`
+    # the nested contexts that are copied too. `rename` returns None for an op without
+    # copy, which the copied context does not know then.
     proto = members.context.to_proto()
     originals = _prepare_protos(proto, members.context, names, context_ids, rename)
     with creation.neutral(graph):
@@ -339,11 +320,8 @@ def _copy_collections(context: Any, copy: Any, graph: Graph) -> None:
 def first_gap(
     members: ContextMembers, chosen: Collection[Operation]
 ) -> Operation | None:
-    """Return an op of a context that `chosen` ones need and that is not chosen.
-
-    None means that the chosen part runs without the rest: only ends that nobody reads
-    are missing, such as the Exit of a loop counter.
-    """
+    """Return an op of a context that `chosen` ones need and that is not chosen."""
+    # None means that only ends are missing that nobody reads, such as a counter's Exit.
     for op in (op for op in members.ops if op in chosen):
         for needed in (*(t.op for t in op.inputs), *op.control_inputs):
             if needed in members.ops and needed not in chosen:
@@ -385,11 +363,9 @@ def can_copy_context(context: Any) -> bool:
 
 
 def _leave_out_foreign(definition: Any, context: Any) -> None:
-    """Take names of ops outside off a context proto, but for those that enter.
-
-    A context knows some, such as the constants that its counters start with. Reading
-    the proto would move these ops into the new context.
-    """
+    """Take names of ops outside off a context proto, but for those that enter."""
+    # A context knows some, such as the constants that its counters start with. Reading
+    # the proto would move these ops into the new context.
     graph = context._graph if context.IsWhileContext() else context.pred.graph
     values = definition.values_def
     values.values[:] = [

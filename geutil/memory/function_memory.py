@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from geutil.graph import function_calls, shape_inference
-from geutil.graph.function_loops import LoopBody, Loops, source_of
+from geutil.graph.function_calls import LoopBody, Loops, source_of
 from geutil.graph.types import Graph, Operation, Tensor, dims_of
 from geutil.memory.executor import simulate
 from geutil.memory.kernels.cpu import HELD, Pairs

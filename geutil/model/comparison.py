@@ -329,10 +329,8 @@ def _drawn(
 
 
 def _shared_batch(specs: Mapping[str, Any]) -> dict[str, int]:
-    """Return a first dimension for inputs that have none, that of those that have.
-
-    If the known ones agree on one, the unknown ones are taken to mean the same batch.
-    """
+    """Return a first dimension for inputs that have none, that of those that have."""
+    # If the known ones agree on one, the unknown ones are taken to mean the same batch.
     ranked = {n: s.shape.as_list() for n, s in specs.items() if s.shape.rank}
     batch_sizes = {dims[0] for dims in ranked.values() if dims[0] is not None}
     if len(batch_sizes) != 1:

@@ -32,19 +32,13 @@ _INTERMEDIATE = 1 << 20
 
 
 def fold_constants(program: ModelProgram, kept: Iterable[str]) -> None:
-    """Replace the parameters that edits compute from constants by values, in place.
-
-    Of all ops that follow from constants, those are replaced that are marked `DERIVED`
-    or read by such: other ops go on reading constants that have the names of variables.
-    The new constants have the names of the ops. The ops and constants above are dropped
-    unless something else needs them.
-
-    Left as they are: ops that the rule `constant_folding` never folds; ops with control
-    inputs; ops in the bodies of functions, which take constants as arguments; ops whose
-    values take more bytes than all that is dropped for them; values of unknown size,
-    and those beyond 1 MiB and the size of the graph; ops that TensorFlow cannot
-    compute.
-    """
+    """Replace the parameters that edits compute from constants by values, in place."""
+    # Of all ops that follow from constants, those are replaced that are marked
+    # `DERIVED` or read by such: other ops go on reading constants that have the names
+    # of variables. Left as they are: what `constant_folding` never folds; ops with
+    # control inputs, or in bodies of functions, which take constants as arguments; ops
+    # whose values take more bytes than all that is dropped for them, are of unknown
+    # size, or beyond 1 MiB and the size of the graph.
     node_by_name = programs.nodes_by_name(program.graph_def)
     marked = [node for node in node_by_name.values() if DERIVED in node.attr]
     if not marked:

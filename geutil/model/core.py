@@ -114,15 +114,9 @@ def _listed(ends: Mapping[str, Tensor]) -> str:
 
 
 class Signatures(Mapping[str, Opened], Generic[Opened]):
-    """The signatures by name; each is a model that shares the variables.
+    """The signatures by name; each is a model that shares the variables."""
 
-    Args:
-        source: where signatures that nobody has opened come from.
-        inline: whether calls are inlined when a signature is opened.
-        opened: the signatures that are open.
-        names: all names, in order.
-        make: makes a model of parts, its name, its signatures and its holdings.
-    """
+    # `make` makes a model of parts, its name, its signatures and its holdings.
 
     def __init__(
         self,
@@ -176,10 +170,8 @@ class Signatures(Mapping[str, Opened], Generic[Opened]):
         return dict(self._opened)
 
     def unopened(self) -> dict[str, Any]:
-        """Return the functions of signatures that nobody has opened.
-
-        Signatures that have no function yet are opened on the way.
-        """
+        """Return the functions of signatures that nobody has opened."""
+        # Signatures that have no function yet are opened on the way.
         for name in self._names:
             if name not in self._opened and name not in self._source.functions:
                 self[name]
@@ -312,14 +304,7 @@ M = TypeVar("M", bound="EditableModel")
 
 
 class EditableModel(Shown):
-    """A graph that can be edited, with named ends and shared state.
-
-    Args:
-        parts: the graph and its ends.
-        signature: the name of the signature that the graph computes.
-        signatures: all signatures, which make models of other graphs, too.
-        holdings: the variables, tables and assets.
-    """
+    """A graph that can be edited, with named ends and shared state."""
 
     def __init__(
         self,
@@ -461,14 +446,8 @@ class EditableModel(Shown):
         return [op for op in self.graph.get_operations() if op.name in names]
 
     def program(self, *, checked: bool = True) -> ModelProgram:
-        """Return the graph as it is now as a program, the form that it is rebuilt from.
-
-        Args:
-            checked: whether to refuse placeholders that nothing feeds.
-
-        Raises:
-            ModelError: an output depends on a placeholder that is no input.
-        """
+        """Return the graph as a program, the form that it is rebuilt from."""
+        # If `checked`, placeholders that nothing feeds are refused.
         sinks = self.outputs.sinks
         if checked:
             to_function.ops_to_run(self.graph, self.inputs, sinks, self._side_effects)
@@ -492,18 +471,9 @@ class EditableModel(Shown):
         beside: str | None = None,
         alone: bool = False,
     ) -> M:
-        """Return a model of a program, in the place of this one among the signatures.
-
-        Args:
-            program: the program.
-            holdings: the state that the model holds; the same as this one if None.
-            signature: its name; that of this one if None.
-            beside: its name, where it does not take the place of this one.
-            alone: whether it has no other signatures, unless it stands beside this one.
-
-        Raises:
-            ModelError: there is a signature of the name `beside`, or it is empty.
-        """
+        """Return a model of a program, in this one's place among the signatures."""
+        # With `beside`, it is a signature of that name instead; with `alone` it has no
+        # other signatures, unless it stands beside this one.
         if beside is not None and (not beside or beside in self._signatures):
             raise ModelError(
                 f"there is a signature '{beside}' already; choose another name"

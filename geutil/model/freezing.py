@@ -31,20 +31,10 @@ _WRITES = ("Assign", "Resource", "Rng", "Stateful", "Destroy", "CountUpTo")
 def replace_handles(
     graph_def: Any, seeds: Mapping[str, HandleValue], changes: list[str] | None = None
 ) -> set[str]:
-    """Put values in the place of handles, in place.
-
-    Args:
-        graph_def: the graph. The nodes that are the handles are values already; their
-            readers are changed, and functions that took handles get versions that take
-            values.
-        seeds: the value by the name of each node that was a handle.
-        changes: where changes of variables are reported that are given up: an op that
-            waits for one reads the value that it would set, and nothing is kept. If
-            None, they are refused.
-
-    Returns:
-        The names of the nodes that read a variable and now read a value.
-    """
+    """Put values in the place of handles, in place; return the nodes that read them."""
+    # The nodes of `seeds` are values already. Changes of variables that are given up
+    # are noted in `changes`: an op that waits for one reads the value that it would
+    # set, and nothing is kept. If None, they are refused.
     versions = Versions(graph_def.library, changes)
     node_names = {node.name for node in graph_def.node}
     _, carriers = handle_values.handle_flow(graph_def.node, seeds, in_function=False)
@@ -70,14 +60,7 @@ def add_versions(graph_def: Any, versions: Versions) -> None:
 def replace_in_function(
     function: Any, seeds: Mapping[str, HandleValue], versions: Versions, name: str
 ) -> dict[str, HandleValue]:
-    """Put values in the place of handles in a function, in place.
-
-    Args:
-        function: the function.
-        seeds: the value by each reference that was a handle.
-        versions: where versions of the functions that it calls are asked for.
-        name: how messages call it.
-    """
+    """Put values in the place of handles in a function, in place."""
     used_names = {node.name for node in function.node_def}
     used_names |= {argument.name for argument in function.signature.input_arg}
     values, carriers = handle_values.handle_flow(
@@ -203,14 +186,8 @@ def _read_new_values(
     carriers: Iterable[Carrier],
     changes: Mapping[str, tuple[str, str]],
 ) -> None:
-    """Let nodes that come after a change of a variable read the new value.
-
-    Args:
-        nodes: the nodes of the graph or function.
-        carriers: those that read values in place of handles.
-        changes: for each node that changes a variable, this and the tensor with the new
-            value.
-    """
+    """Let nodes that come after a change of a variable read the new value."""
+    # `changes` has for each node that changes a variable the tensor with the new value.
     if not changes:
         return
     readers: dict[str, list[Any]] = {}
@@ -297,15 +274,10 @@ def _check_call(carrier: Carrier, versions: Versions, op: str) -> None:
 
 @dataclass(frozen=True)
 class Captured:
-    """The captures that become constants: variables, or values too large for one.
+    """The captures that become constants: variables, or values too large for one."""
 
-    Attributes:
-        name: the name of the variable or value.
-        outside: the handle of the variable, or the value.
-    """
-
-    name: str
-    outside: Any
+    name: str  # The name of the variable or value.
+    outside: Any  # The handle of the variable, or the value.
     dtype: tf.DType
     is_variable: bool
 
@@ -341,13 +313,9 @@ def freeze(model: M) -> M:
 
 
 def frozen_program(model: EditableModel) -> ModelProgram:
-    """Return the program of a model with constants for its variables.
-
-    Captures that are no variables, as those of tables, are left. Functions that nothing
-    calls any more are dropped.
-
-    Cost: linear in nodes and edges and in the bytes of the variables.
-    """
+    """Return the program of a model with constants for its variables."""
+    # Captures that are no variables, as those of tables, are left. Functions that
+    # nothing calls any more are dropped.
     program = model.program()
     sources = _sources(model, program)
     _check_initialized(sources)

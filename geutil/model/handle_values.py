@@ -36,44 +36,27 @@ _SWITCH = "Switch"
 
 @dataclass(frozen=True)
 class HandleValue:
-    """The replacement of a handle.
+    """The replacement of a handle."""
 
-    Attributes:
-        variable: the name of the variable, for messages.
-        dtype: the number of its `tf.DType`.
-    """
-
-    variable: str
-    dtype: int
+    variable: str  # The name of the variable, for messages.
+    dtype: int  # The number of its `tf.DType`.
     shape: bytes
 
 
 @dataclass
 class Carrier:
-    """A node that reads handles.
-
-    Attributes:
-        values: the value for each input, by index, that is a handle.
-    """
+    """A node that reads handles."""
 
     node: Any
+    # The value for each input, by index, that is a handle.
     values: dict[int, HandleValue] = field(default_factory=dict)
 
 
 def handle_flow(
     nodes: Iterable[Any], seeds: Mapping[str, HandleValue], *, in_function: bool
 ) -> tuple[dict[str, HandleValue], list[Carrier]]:
-    """Follow handles through the ops that pass them on.
-
-    Args:
-        nodes: the nodes of a graph or of a function.
-        seeds: the values by the references that are handles to begin with.
-        in_function: whether the nodes write references as functions do.
-
-    Returns:
-        The values by all references that are handles, and the nodes that read some, in
-        the order of the nodes.
-    """
+    """Return the values by all references that are handles, and their readers."""
+    # `seeds` are the references that are handles to begin with.
     readers: dict[str, list[tuple[int, int]]] = defaultdict(list)
     listed = list(nodes)
     for place, node in enumerate(listed):
@@ -120,16 +103,11 @@ def _passed_on(node: Any, index: int, in_function: bool) -> Iterator[str]:
 
 @dataclass(frozen=True)
 class CallKind:
-    """A type of op that calls functions.
+    """A type of op that calls functions."""
 
-    Attributes:
-        types: the attribute with the types of its arguments.
-        offset: how many inputs come before those that it passes.
-        functions: the attributes with the functions; all take the same arguments.
-    """
-
-    types: str
-    offset: int
+    types: str  # The attribute with the types of its arguments.
+    offset: int  # How many inputs come before those that it passes.
+    # The attributes with the functions; all take the same arguments.
     functions: tuple[str, ...]
 
 
@@ -151,29 +129,19 @@ CALLS = {
 
 @dataclass(frozen=True)
 class Version:
-    """A function that is needed with values in place of handles.
+    """A function that is needed with values in place of handles."""
 
-    Attributes:
-        function: the function that it is made from.
-        values: (index of the argument, value) for each that was a handle.
-        returns: whether it returns each of these at the same index, as the body of a
-            loop does; else it returns none.
-    """
-
-    function: str
+    function: str  # The function that it is made from.
     name: str
+    # (index of the argument, value) for each that was a handle.
     values: tuple[tuple[int, HandleValue], ...]
+    # Whether it returns each of these at the same index, as the body of a loop does;
+    # else it returns none.
     returns: bool
 
 
 class Versions:
-    """The versions of functions that are asked for.
-
-    Args:
-        library: the functions that there are.
-        changes: where changes of variables are reported that are given up; None if they
-            are refused.
-    """
+    """The versions of functions that are asked for."""
 
     def __init__(self, library: Any, changes: list[str] | None = None) -> None:
         self.changes = changes
@@ -344,16 +312,9 @@ def turn_into_value_read(
     waits: Iterable[str] = (),
     in_function: bool,
 ) -> list[Any]:
-    """Turn a node of a type in `READS` into one that reads a value.
-
-    Args:
-        node: the node, which is changed; its first input is the handle.
-        value: the replacement of the handle.
-        fresh: makes a name that is free, and reserves it.
-        waits: control inputs for constants: in a loop of version 1 a constant has to
-            wait for something that is in the loop too.
-        in_function: whether the node writes references as functions do.
-    """
+    """Turn a node of a type in `READS` into one that reads a value."""
+    # In a loop of version 1 a constant has to wait for something that is in the loop
+    # too: `waits`.
     kind = node.op
     axis = node.attr["batch_dims"].i if kind == "ResourceGather" else 0
     READS[kind](node, value)
@@ -391,15 +352,9 @@ def only_changes(node: Any) -> bool:
 
 
 def turn_into_new_value(node: Any, value: HandleValue, waits: Iterable[str]) -> str:
-    """Turn a node that changes a variable into one that computes the new value.
-
-    An update that is no assignment, sum or difference is left out: the old value stays.
-
-    Args:
-        node: the node, which is changed; its first input is the handle.
-        value: the replacement of the handle.
-        waits: control inputs for nodes that do not read the old value.
-    """
+    """Turn a node that changes a variable into one that computes the new value."""
+    # An update that is no assignment, sum or difference is left out: the old value
+    # stays.
     if node.op in _SUMS:
         set_op_type(node, _SUMS[node.op], T=value.dtype)
         return "z"

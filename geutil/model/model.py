@@ -14,10 +14,9 @@ from geutil import lazy
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.model import (
     comparison,
-    cutting,
     freezing,
     joining,
-    rename_replace,
+    parts,
     saving,
     thawing,
     unrolling,
@@ -25,12 +24,17 @@ from geutil.model import (
 from geutil.model.batch_size import size_change
 from geutil.model.comparison import Comparison
 from geutil.model.core import EditableModel, ModelFunction, Signatures
-from geutil.model.cutting import Selection
 from geutil.model.functions import signature as function_signature
-from geutil.model.functions.body import BodyOutputs, EditableBody
-from geutil.model.functions.library import Entry, FunctionLibrary, Functions
+from geutil.model.functions.library import (
+    BodyOutputs,
+    EditableBody,
+    Entry,
+    FunctionLibrary,
+    Functions,
+)
 from geutil.model.functions.signature import Value
 from geutil.model.functions.write_back import sync, sync_below
+from geutil.model.parts import Selection
 from geutil.model.shared_state import SharedState, check_copies, restore
 from geutil.model.sources.objects import Source
 from geutil.model.strip import stripping
@@ -498,7 +502,7 @@ class Model(EditableModel):
             >>> m.cut(inputs={"h": "hidden"}).run(h=[1.0])
             {'y': array([2.], dtype=float32)}
         """
-        return cutting.cut(self, inputs, outputs, signature)
+        return parts.cut(self, inputs, outputs, signature)
 
     def splice(
         self,
@@ -716,7 +720,7 @@ class Model(EditableModel):
             >>> model.open(f).rename({"x": "images"}, {"y": "scores"}, "predict")
             Model('predict', ['images'] -> ['scores'], 3 ops)
         """
-        return rename_replace.rename(self, inputs or {}, outputs or {}, signature)
+        return parts.rename(self, inputs or {}, outputs or {}, signature)
 
     def strip_training(
         self,
@@ -892,7 +896,7 @@ class Model(EditableModel):
             >>> m.replace_op("activation", lambda x: x * x).run(x=[-1.0, 9.0])
             {'y': array([ 1., 81.], dtype=float32)}
         """
-        return rename_replace.replace_op(self, ops, replacement)
+        return parts.replace_op(self, ops, replacement)
 
     def set_batch_size(
         self,

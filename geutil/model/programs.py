@@ -44,16 +44,12 @@ def value_of_const(node: Any) -> Any:
 
 @dataclass(frozen=True)
 class Ancestor:
-    """A graph that nodes of a program come from, and how to find them again.
-
-    Attributes:
-        prefix: the prefix of its nodes' names in the program.
-        tensors: for tensors that others have taken the place of, the names of those in
-            the program.
-    """
+    """A graph that nodes of a program come from, and how to find them again."""
 
     graph: Graph
-    prefix: str = ""
+    prefix: str = ""  # The prefix of its nodes' names in the program.
+    # For tensors that others have taken the place of, the names of those in the
+    # program.
     tensors: Mapping[str, str] = field(default_factory=dict)
 
     def tensor(self, name: str) -> str:
@@ -63,26 +59,20 @@ class Ancestor:
 
 @dataclass
 class ModelProgram:
-    """A graph, its ends, and its captures.
+    """A graph, its ends, and its captures."""
 
-    Attributes:
-        graph_def: the nodes and the function library.
-        inputs: for each input its placeholder's tensor name, as in `x:0`.
-        outputs: for each output its tensor name.
-        captures: for each tensor name that corresponds to something outside, the eager
-            tensor: the handle of a variable or table, or a captured value.
-        side_effects: the names of ops that run besides the ancestors of the outputs.
-        ancestors: the graphs that the nodes come from; they know the gradients that
-            exist in Python only.
-        layers: the calls of Keras layers that the nodes come from, where known.
-    """
-
-    graph_def: Any
-    inputs: dict[str, str]
-    outputs: dict[str, str]
+    graph_def: Any  # The nodes and the function library.
+    inputs: dict[str, str]  # For each input its placeholder's tensor name, as in `x:0`.
+    outputs: dict[str, str]  # For each output its tensor name.
+    # For each tensor name that corresponds to something outside, the eager tensor: the
+    # handle of a variable or table, or a captured value.
     captures: dict[str, Any] = field(default_factory=dict)
+    # The names of ops that run besides the ancestors of the outputs.
     side_effects: list[str] = field(default_factory=list)
+    # The graphs that the nodes come from; they know the gradients that exist in Python
+    # only.
     ancestors: list[Ancestor] = field(default_factory=list)
+    # The calls of Keras layers that the nodes come from, where known.
     layers: tuple[LayerCall, ...] = ()
 
     def needed(self, more: Iterable[str] = ()) -> list[Any]:
@@ -104,12 +94,7 @@ def nodes_by_name(graph_def: Any) -> dict[str, Any]:
 
 
 def values_behind(nodes: Mapping[str, Any], ends: Iterable[str]) -> dict[str, None]:
-    """Return the names of nodes and of all whose values they need, among `nodes`.
-
-    Args:
-        nodes: the nodes of a graph or of a function by name.
-        ends: names of nodes; those of arguments are left out.
-    """
+    """Return the names of nodes and of all whose values they need, among `nodes`."""
 
     def known(names: Iterable[str]) -> list[str]:
         return [name for name in names if name in nodes]
@@ -122,13 +107,8 @@ def values_behind(nodes: Mapping[str, Any], ends: Iterable[str]) -> dict[str, No
 def nodes_behind(
     graph_def: Any, ends: Iterable[str], stops: Iterable[str] = ()
 ) -> list[Any]:
-    """Return the nodes that nodes called `ends` depend on, in the order of the graph.
-
-    Args:
-        graph_def: a `GraphDef`.
-        ends: names of nodes, which belong to the result.
-        stops: names of nodes whose inputs are left out; they belong to the result.
-    """
+    """Return the nodes that nodes called `ends` depend on, in graph order."""
+    # The inputs of `stops` are left out; both ends belong to the result.
     nodes = nodes_by_name(graph_def)
     stopping = frozenset(stops)
     names = closure(
@@ -144,14 +124,8 @@ def nodes_ahead(
     until: frozenset[str] = frozenset(),
     data_only: bool = False,
 ) -> set[str]:
-    """Return the names of nodes and of all nodes that depend on them.
-
-    Args:
-        graph_def: a `GraphDef`.
-        starts: names of nodes, which belong to the result.
-        until: types of ops that end the walk and do not belong to the result.
-        data_only: whether waiting for a node is no dependence.
-    """
+    """Return the names of nodes and of all nodes that depend on them."""
+    # `until` ends the walk and is left out; with `data_only`, waiting is no dependence.
     readers: dict[str, list[str]] = {}
     for node in graph_def.node:
         if node.op not in until:
@@ -161,10 +135,8 @@ def nodes_ahead(
 
 
 def cycle_of(graph_def: Any) -> list[str] | None:
-    """Return the nodes on a cycle by name, first and last the same, if there is one.
-
-    The back edges of loops, from NextIteration to Merge, do not count.
-    """
+    """Return the nodes on a cycle by name, first and last the same, if there is one."""
+    # The back edges of loops, from NextIteration to Merge, do not count.
     nodes = nodes_by_name(graph_def)
     needs = {
         name: [
@@ -216,10 +188,8 @@ def legal_name(name: str) -> str:
 
 
 def redirect(program: ModelProgram, stand_ins: Mapping[str, str]) -> None:
-    """Make every reader of some tensors read other ones, in place.
-
-    Ops that waited for the op of such a tensor no longer do.
-    """
+    """Make every reader of some tensors read other ones, in place."""
+    # Ops that waited for the op of such a tensor no longer do.
     tensors = {tensor_name(old): tensor_name(new) for old, new in stand_ins.items()}
     texts = {short_name(old): short_name(new) for old, new in tensors.items()}
     nodes = {f"^{node_name(old)}" for old in tensors}

@@ -29,20 +29,12 @@ def random_inputs(
     batch: Mapping[str, int] | None = None,
     bounds: Mapping[str, int] | None = None,
 ) -> Arrays:
-    """Return a random array for each input.
-
-    Floats and complex numbers are normal (mean 0, deviation 1), integers are 0 and 1,
-    of `uint8` from 0 to 255, strings are four letters long. An input with a bound gets
-    numbers from 0 to below it, of whatever dtype. An unknown first dimension is 3, an
-    unknown other one 32 in images (rank 4 and more), else 8; an unknown rank is taken
-    for a vector.
-
-    Args:
-        inputs: the inputs of a model.
-        rng: where the numbers come from.
-        batch: the first dimension for some inputs, whatever their shape says.
-        bounds: the bounds of some inputs' numbers, exclusive; see `bounds_of_indices`.
-    """
+    """Return a random array for each input."""
+    # Floats and complex numbers are normal (mean 0, deviation 1), integers are 0 and 1,
+    # of `uint8` from 0 to 255, strings are four letters long. An input with a bound
+    # gets numbers from 0 to below it, of whatever dtype. An unknown first dimension is
+    # 3, an unknown other one 32 in images (rank 4 and more), else 8; an unknown rank is
+    # a vector's.
     arrays = {}
     for name, t in inputs.items():
         shape = [None] if t.shape.rank is None else t.shape.as_list()
@@ -121,11 +113,9 @@ _JOINING = frozenset(("Concat", "ConcatV2", "Pack"))
 
 
 def bounds_of_indices(inputs: Mapping[str, Tensor]) -> dict[str, int]:
-    """Return, for each input that is an index, the bound of its numbers.
-
-    Tables are looked for behind ops that hand numbers on as they are or add a constant,
-    not in the bodies of functions. The least bound counts.
-    """
+    """Return, for each input that is an index, the bound of its numbers."""
+    # Tables are looked for behind ops that hand numbers on as they are or add a
+    # constant, not in the bodies of functions. The least bound counts.
     bound_by_name = {}
     for name, t in inputs.items():
         if not (t.dtype.is_integer or t.dtype.is_floating):

@@ -205,11 +205,9 @@ def write_pbtxt(model: EditableModel, path: Path) -> None:
 
 
 def _write_nodes(model: EditableModel, path: Path, *, as_text: bool) -> None:
-    """Write a model's frozen graph, whose nodes tell its ends.
-
-    Input `x` is the placeholder `x`, and output `y` is the tensor `y:0`, which no node
-    reads.
-    """
+    """Write a model's frozen graph, whose nodes tell its ends."""
+    # Input `x` is the placeholder `x`, and output `y` the tensor `y:0`, which no node
+    # reads.
     check_names(model)
     dtypes = {name: tensor.dtype for name, tensor in model.outputs.items()}
     graph_def = with_named_ends(stateless_program(model), dtypes)
@@ -270,12 +268,10 @@ def stateless_program(model: EditableModel) -> ModelProgram:
 
 
 def with_named_ends(program: ModelProgram, dtypes: Mapping[str, tf.DType]) -> Any:
-    """Return the graph of a program, its ends called as the program calls them.
-
-    An output stays the node that it is if that has the right name and serves nothing
-    else; else it becomes an Identity, which also waits for the side effects. Nodes that
-    bear the name of an end for something else are renamed.
-    """
+    """Return the graph of a program, its ends called as the program calls them."""
+    # An output stays the node that it is if that has the right name and serves nothing
+    # else; else it becomes an Identity, which also waits for the side effects. Nodes
+    # that bear the name of an end for something else are renamed.
     graph_def, inputs = program.graph_def, list(program.inputs)
     in_place = _outputs_in_place(program)
     ends = {node_name(t): name for name, t in program.inputs.items()}

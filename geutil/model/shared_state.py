@@ -15,9 +15,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.bodies.inlining import NodeOrigin
 from geutil.errors import ModelError
 from geutil.graph import functions, gradient_functions, state, strategy_variables
-from geutil.graph.inlining import NodeOrigin
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
 from geutil.graph.walks import node_name, tensor_name
 from geutil.model import programs
@@ -29,16 +29,12 @@ _NO_ORIGINS: Mapping[str, NodeOrigin] = MappingProxyType({})
 
 @dataclass(frozen=True)
 class _Closure:
-    """A node of a program whose op has a gradient that exists in Python only.
-
-    Attributes:
-        op: the op that it was made from.
-        rename: gives the name in the program of a tensor near that op.
-    """
+    """A node of a program whose op has a gradient that exists in Python only."""
 
     node: Any
     gradient: str
-    op: Operation
+    op: Operation  # The op that it was made from.
+    # Gives the name in the program of a tensor near that op.
     rename: Callable[[str], str]
 
     def read(self) -> Iterator[tuple[Tensor, str]]:
@@ -57,10 +53,7 @@ def carry_closures(
     ancestors: Iterable[Ancestor],
     origins: Mapping[str, NodeOrigin],
 ) -> None:
-    """Give the ops of a graph the gradients that `tf.custom_gradient` made for others.
-
-    Cost: linear in the nodes; the gradients are traced.
-    """
+    """Give ops the gradients that `tf.custom_gradient` made for others, traced."""
     reads = state.slot(graph, custom_gradients.GradientReads)
     for closure in _closures(nodes, ancestors, origins):
         named = [(t, _tensor(graph, name)) for t, name in closure.read()]
@@ -76,11 +69,8 @@ def carry_closures(
 def prune(
     program: ModelProgram, origins: Mapping[str, NodeOrigin] = _NO_ORIGINS
 ) -> list[str]:
-    """Drop the nodes of a program that neither ends need nor gradients of those.
-
-    Cost: linear in nodes and edges, once for each gradient that reads what only another
-    gradient reads; the gradients are traced.
-    """
+    """Drop the nodes of a program that neither ends need nor gradients of those."""
+    # Linear once for each gradient that reads what only another gradient reads.
     read: dict[str, None] = {}
     node_by_name = programs.nodes_by_name(program.graph_def)
     while True:
@@ -161,19 +151,16 @@ def _tensor(graph: Graph, name: str) -> Tensor | None:
 
 @dataclass
 class SharedState:
-    """The objects that a model holds besides its graphs.
+    """The objects that a model holds besides its graphs."""
 
-    Attributes:
-        variables: the variables by name; of those of a strategy, the first copies.
-        resources: the objects that own tables and the like, to be saved along.
-        assets: the files that tables are read from.
-        wholes: the variables of strategies by the ids of first copies, which alone do
-            not keep the others.
-    """
-
+    # The variables by name; of those of a strategy, the first copies.
     variables: dict[str, tf.Variable] = field(default_factory=dict)
+    # The objects that own tables and the like, to be saved along.
     resources: list[Any] = field(default_factory=list)
+    # The files that tables are read from.
     assets: list[tf.saved_model.Asset] = field(default_factory=list)
+    # The variables of strategies by the ids of first copies, which alone do not keep
+    # the others.
     wholes: dict[int, Any] = field(default_factory=dict)
 
     def add_variables(

@@ -24,14 +24,11 @@ _LISTED = 10
 
 @dataclass
 class Matches:
-    """The constants of a program that a regex matches.
+    """The constants of a program that a regex matches."""
 
-    Attributes:
-        found: the nodes that can become variables.
-        stay: the reason for each that cannot, by name.
-    """
-
+    # The nodes that can become variables.
     found: list[Any] = field(default_factory=list)
+    # The reason for each that cannot, by name.
     stay: dict[str, str] = field(default_factory=dict)
 
 

@@ -146,11 +146,10 @@ def build(
 
 
 class _ArgumentNames:
-    """Names for placeholders that leave all other ops theirs.
+    """Names for placeholders that leave all other ops theirs."""
 
-    The importer renames an op that is called like the scope of an op that is there
-    already, so an argument must not open a scope that an op is called like.
-    """
+    # The importer renames an op that is called like the scope of an op that is there
+    # already, so an argument must not open a scope that an op is called like.
 
     def __init__(self, ops: Iterable[Operation]) -> None:
         self._taken = {op.name for op in ops}
@@ -163,13 +162,10 @@ class _ArgumentNames:
 
 
 def renew_bodies(graph: Graph) -> None:
-    """Let a graph call bodies whose gradients can be built, and saved.
-
-    A gradient of `tf.custom_gradient` is a closure over the tensors of its body as it
-    was traced. TensorFlow rebuilds bodies from their definitions, to differentiate them
-    and once a graph was imported, and saves only gradients whose body is a graph of
-    Python.
-    """
+    """Let a graph call bodies whose gradients can be built, and saved."""
+    # A gradient of `tf.custom_gradient` is a closure over the tensors of its body as it
+    # was traced. TensorFlow rebuilds bodies from their definitions, and saves only
+    # gradients whose body is a graph of Python.
     callers: list[function_calls.Caller] = []
     direct: dict[str, None] = {}
     for caller in function_calls.callers_in(graph):

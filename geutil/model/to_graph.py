@@ -18,15 +18,15 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.bodies.function_bodies import SIDE_EFFECTS
+from geutil.bodies.inlining import Kept, NodeOrigin, inline_calls
 from geutil.errors import ModelError, TransformError
 from geutil.graph import creation, function_defs, functions, keras_calls
 from geutil.graph.call_graph import Effects
-from geutil.graph.inlining import Kept, NodeOrigin, inline_calls
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure, node_name, short_name, tensor_name
 from geutil.model import programs, shared_state
 from geutil.model.programs import ModelProgram
-from geutil.transform.function_bodies import SIDE_EFFECTS
 
 # Ops behind them run in a frame of their own, or perhaps not at all.
 _CONTROL_FLOW = frozenset(
@@ -35,11 +35,7 @@ _CONTROL_FLOW = frozenset(
 
 
 def effect_roots(graph_def: Any, roots: Iterable[str]) -> list[str]:
-    """Return the nodes that must run for all effects behind some nodes to happen.
-
-    Returns:
-        Names of nodes, the first ones with an effect that are met going back.
-    """
+    """Return the nodes that must run for all effects behind some nodes to happen."""
     effects = Effects({f.signature.name: f for f in graph_def.library.function})
     effective = {node.name for node in graph_def.node if effects.of(node)}
     if not effective:
@@ -64,12 +60,8 @@ _COPY = re.compile(r"(^|/)Identity(_\d+)?$")
 def without_wrappers(
     graph_def: Any, outputs: Mapping[str, str], side_effects: Iterable[str]
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the ends of a graph without the copies that wrapping adds.
-
-    Returns:
-        The tensors that are copied, and the nodes with an effect that ran besides or
-        that the copies waited for.
-    """
+    """Return the ends of a graph without the copies that wrapping adds."""
+    # The nodes are those with an effect that ran besides or that the copies waited for.
     nodes = programs.nodes_by_name(graph_def)
     readers: dict[str, set[str]] = {}
     for node in graph_def.node:
@@ -97,20 +89,13 @@ def without_wrappers(
 
 @dataclass
 class GraphParts:
-    """An editable graph and its ends.
+    """An editable graph and its ends."""
 
-    Attributes:
-        graph: a FuncGraph whose captures are bound.
-        sinks: for each output an Identity that serves it alone.
-        side_effects: an op that waits for all that runs besides the outputs.
-        kept: the calls that were not inlined, with the reasons.
-    """
-
-    graph: Graph
+    graph: Graph  # A FuncGraph whose captures are bound.
     inputs: dict[str, Tensor]
-    sinks: dict[str, Operation]
-    side_effects: Operation
-    kept: list[Kept]
+    sinks: dict[str, Operation]  # For each output an Identity that serves it alone.
+    side_effects: Operation  # An op that waits for all that runs besides the outputs.
+    kept: list[Kept]  # The calls that were not inlined, with the reasons.
 
 
 def materialize(

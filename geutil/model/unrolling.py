@@ -16,8 +16,7 @@ import tensorflow as tf
 
 from geutil.errors import ModelError
 from geutil.graph import function_calls, op_types
-from geutil.graph.function_calls import Caller
-from geutil.graph.function_loops import Loops
+from geutil.graph.function_calls import Caller, Loops
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import control_references, data_inputs
 from geutil.model.core import EditableModel, M
@@ -172,10 +171,8 @@ def _write_calls(program: ModelProgram, times: Mapping[str, int]) -> None:
 
 
 def _with_short_names(parts: GraphParts, loops: Sequence[str]) -> ModelProgram:
-    """Return the program of a graph, with the scope of each loop in a name once.
-
-    Nodes of a body have its scope already, and get that of their step before it.
-    """
+    """Return the program of a graph, with the scope of each loop in a name once."""
+    # Nodes of a body have its scope already, and get that of their step before it.
     program = program_of_parts(parts)
     nodes = nodes_by_name(program.graph_def)
     taken = set(nodes)

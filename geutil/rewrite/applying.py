@@ -26,20 +26,15 @@ from geutil.rewrite.rule import Replaced, Rule
 
 @dataclass(frozen=True, eq=False)
 class Applied:
-    """The changes of one application.
+    """The changes of one application."""
 
-    Attributes:
-        pairs: (old, new) for each output of the root that was replaced.
-        rewired: the ops that read new tensors or wait for other ops, in graph order.
-        retired: the ops that nobody reads any more.
-        revived: retired ops that are read again.
-    """
-
+    # (old, new) for each output of the root that was replaced.
     pairs: tuple[tuple[Tensor, Tensor], ...]
     new_ops: tuple[Operation, ...]
+    # The ops that read new tensors or wait for other ops, in graph order.
     rewired: tuple[Operation, ...]
-    retired: tuple[Operation, ...]
-    revived: tuple[Operation, ...]
+    retired: tuple[Operation, ...]  # The ops that nobody reads any more.
+    revived: tuple[Operation, ...]  # Retired ops that are read again.
 
 
 def apply_replacement(
@@ -49,15 +44,7 @@ def apply_replacement(
     build: Callable[[], Replaced],
     territory: Territory,
 ) -> Applied | str:
-    """Replace the outputs of an op.
-
-    Args:
-        name: of the rule, for messages.
-        root: the op.
-        ops: all ops whose work the replacement does, the root among them.
-        build: makes the replacements of the outputs, as the replacement of a rule does.
-        territory: the readers of ops, and those that must survive.
-    """
+    """Replace the outputs of an op."""
     liveness = territory.liveness
     graph, where = root.graph, f"rule '{name}' at '{root.name}'"
     state.check_editable(graph, [*ops, *liveness.readers(root)])
@@ -331,14 +318,11 @@ def undone_on_error(graph: Graph, liveness: Liveness) -> Iterator[None]:
 
 @dataclass(frozen=True, eq=False)
 class Replacements:
-    """The result of `replace_each`.
+    """The result of `replace_each`."""
 
-    Attributes:
-        replaced: for each output that was replaced, the tensor that computes it now.
-        refused: for each op that is left as it was, why; in graph order.
-    """
-
+    # For each output that was replaced, the tensor that computes it now.
     replaced: IdentityMap[Tensor]
+    # For each op that is left as it was, why; in graph order.
     refused: dict[Operation, str]
 
     def current(self, tensor: Tensor) -> Tensor:
@@ -354,20 +338,10 @@ def replace_each(
     name: str,
     keep: Iterable[Operation | Tensor] = (),
 ) -> Replacements:
-    """Replace known ops of a graph, each once, consumers first.
-
-    It works as `rewrite` with a rule that matches these ops alone: an op that was
-    refused is tried again once it reads something else, and one that nobody reads any
-    more by then is passed over.
-
-    Args:
-        graph: the graph.
-        ops: ops of it.
-        build: called with an op; builds and returns the replacements of its outputs, as
-            the replacement of a `Rule` does. A str says why the op stays after all.
-        name: stands in messages.
-        keep: ops and tensors that must survive; outputs of a FuncGraph do in any case.
-    """
+    """Replace known ops of a graph, each once, consumers first."""
+    # It works as `rewrite` with a rule that matches these ops alone: an op that was
+    # refused is tried again once it reads something else, and one that nobody reads any
+    # more by then is passed over.
     # For each op that is not replaced yet, why it was refused when it was last tried.
     left: dict[Operation, str | None] = dict.fromkeys(ops)
     for op in left:

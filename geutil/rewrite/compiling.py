@@ -128,17 +128,12 @@ TypeSet: TypeAlias = frozenset[str] | None
 
 @dataclass(frozen=True, eq=False)
 class RootTest:
-    """The types that a root's producers must have, checked before any search.
+    """The types that a root's producers must have, checked before any search."""
 
-    Attributes:
-        inputs: the types for each input of the pattern.
-        exact: whether there may be no further inputs; None where no input is asked for.
-        commutative: whether the inputs may come in any order.
-    """
-
-    inputs: tuple[TypeSet, ...]
+    inputs: tuple[TypeSet, ...]  # The types for each input of the pattern.
+    # Whether there may be no further inputs; None where no input is asked for.
     exact: bool | None
-    commutative: bool
+    commutative: bool  # Whether the inputs may come in any order.
 
     def passes(self, producers: Sequence[str]) -> bool:
         """Tell whether ops of these types may stand at the inputs."""
@@ -161,27 +156,19 @@ class RootTest:
 
 @dataclass(frozen=True, eq=False)
 class Compiled:
-    """A checked pattern, with the tables for its search.
-
-    Attributes:
-        roots: the Op nodes that the root corresponds to, in order of choice.
-        tests: a test for each of `roots`.
-        types: the types of the roots; None is every type.
-        types_of: the types of op that may yield the tensor of each node, by `id`.
-        nodes: every node, each once, the root first, depth first.
-        depth: how many ops above the root the pattern looks.
-        interior: the types of the ops above the root that it looks at.
-    """
+    """A checked pattern, with the tables for its search."""
 
     pattern: Pattern
+    # The Op nodes that the root corresponds to, in order of choice.
     roots: tuple[Op, ...]
-    tests: tuple[RootTest, ...]
-    types: TypeSet
+    tests: tuple[RootTest, ...]  # A test for each of `roots`.
+    types: TypeSet  # The types of the roots; None is every type.
+    # The types of op that may yield the tensor of each node, by `id`.
     types_of: Mapping[int, TypeSet]
-    nodes: tuple[Pattern, ...]
+    nodes: tuple[Pattern, ...]  # Every node, each once, the root first, depth first.
     ops: tuple[Op, ...]
-    depth: int
-    interior: TypeSet
+    depth: int  # How many ops above the root the pattern looks.
+    interior: TypeSet  # The types of the ops above the root that it looks at.
 
     def may_match(self, producers: Sequence[str]) -> bool:
         """Tell whether a root with producers of these types is worth a search."""

@@ -49,10 +49,7 @@ class History:
         self._replaced_by: dict[tuple[int, Operation], _Application] = {}
 
     def check(self, rule: Rule, match: Match) -> None:
-        """Refuse an application that undoes an earlier one.
-
-        Cost: bounded by 100 ancestors.
-        """
+        """Refuse an application that undoes one of the last 100 before it."""
         again = self._replaced_by.get((id(rule), match.root))
         if again is not None:
             reviver = self._made_by.get(match.root, again)
@@ -104,10 +101,8 @@ class History:
 
 
 def _signature(match: Match) -> Signature:
-    """Return a key of the matched ops: types, attributes and sources of inputs.
-
-    An input from within the match is (place of its op, output), another (-1, id).
-    """
+    """Return a key of the matched ops: types, attributes and sources of inputs."""
+    # An input from within the match is (place of its op, output), another (-1, id).
     place = {op: i for i, op in enumerate(match.ops)}
     signature = []
     for op in match.ops:

@@ -28,14 +28,7 @@ class _Retired(dict[Operation, None]):
 
 
 class Liveness:
-    """The readers of each op of a graph, retired ones left out.
-
-    Args:
-        graph: the graph. Retired ops that are read again count again from here on.
-
-    Cost: linear in the retired ops and their edges, once; each answer is linear in the
-    edges that leave the op when it is first asked for, and kept up to date then.
-    """
+    """The readers of each op of a graph, retired ones left out."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -99,10 +92,8 @@ class Liveness:
         return retired
 
     def abandon(self, ops: Iterable[Operation]) -> None:
-        """Retire ops that were made in vain, whoever reads them among themselves.
-
-        They may be colocated with an op that was to be made and was not.
-        """
+        """Retire ops that were made in vain, whoever reads them among themselves."""
+        # They may be colocated with an op that was to be made and was not.
         for op in ops:
             colocation.drop_missing_colocation(op)
             self._retired.setdefault(op)

@@ -74,12 +74,7 @@ class Finder:
         self._search = PatternSearch(compiled, territory)
 
     def find(self, op: Operation, producers: list[str]) -> Match | str | None:
-        """Look for a match whose root is `op`.
-
-        Returns:
-            The match; or, if the ops match but a constraint fails, the constraint; or
-            None.
-        """
+        """Return the match with root `op`; a failed constraint; or None."""
         if not self.compiled.may_match(producers):
             return None
         search = self._search

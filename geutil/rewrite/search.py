@@ -76,19 +76,10 @@ _MET: list[tuple[Goal, ...]] = [()]
 
 
 class PatternSearch:
-    """Looks for a match of one pattern, at one op after another.
+    """Looks for a match of one pattern, at one op after another."""
 
-    Args:
-        compiled: the pattern.
-        territory: the territory, which limits a match.
-        record: told of every failure: the number of bindings before it, the node, the
-            op or tensor, and the failure.
-
-    Attributes:
-        bound: after a search that succeeded, the element of each node, by `id`.
-        constrained: whether a constraint (`where`, `only_consumer`, the territory) has
-            failed since the last call of `run`.
-    """
+    # `record` is told of every failure: the number of bindings before it, the node, the
+    # op or tensor, and the failure.
 
     def __init__(
         self,
@@ -97,8 +88,11 @@ class PatternSearch:
         record: Recorder | None = None,
     ) -> None:
         self.compiled = compiled
+        # After a search that succeeded, the element of each node, by `id`.
         self.bound: dict[int, typing.Any] = {}
         self.names: dict[str, typing.Any] = {}
+        # Whether a constraint (`where`, `only_consumer`, the territory) has failed
+        # since the last call of `run`.
         self.constrained = False
         self._territory = territory
         self._record = record

@@ -204,10 +204,7 @@ def outputs_of(ops: Any) -> list[Tensor]:
 
 
 def ends_of(ops: list[Operation]) -> tuple[list[Tensor], list[Tensor]]:
-    """Return the inputs and outputs of a set of ops, as `compute_boundary_ts` does.
-
-    Cost: linear in the ops and their edges; in memory, one set of the ops.
-    """
+    """Return the inputs and outputs of a set of ops, as `compute_boundary_ts` does."""
     members = frozenset(ops)
     inputs = types.unique(t for op in ops for t in op.inputs if t.op not in members)
     outputs = []

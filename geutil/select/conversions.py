@@ -16,14 +16,10 @@ from geutil.select import names
 
 
 class ListView(Sequence[Any]):
-    """A read-only view of a list whose elements are compared by identity.
+    """A read-only view of a list whose elements are compared by identity."""
 
-    `x in view` and `view.index(x)` are safe for tensors of a FuncGraph, for which
-    `==` would add an op to the graph.
-
-    Args:
-        elements: the list that is viewed.
-    """
+    # `x in view` and `view.index(x)` are safe for tensors of a FuncGraph, for which
+    # `==` would add an op to the graph.
 
     def __init__(self, elements: list[Any]) -> None:
         self._elements = elements
@@ -378,13 +374,9 @@ def make_regex(obj: str | re.Pattern[str]) -> re.Pattern[str]:
 
 @contextmanager
 def outputs_meant(graph_or_model: Any, outputs: Any) -> Iterator[None]:
-    """Restrict clients to the ancestors of some outputs, in a block.
-
-    Args:
-        graph_or_model: the graph; or something else, which none may be asked for of.
-        outputs: outputs as `geutil.select.names.tensor_of` takes them, one or several;
-            none mean all of the graph.
-    """
+    """Restrict clients to the ancestors of some outputs, in a block."""
+    # Outputs are as `geutil.select.names.tensor_of` takes them; none mean all of the
+    # graph.
     if names.is_name(outputs):
         outputs = [outputs]
     meant = types.as_list(outputs)

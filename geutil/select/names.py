@@ -334,16 +334,7 @@ def similar(graph: Graph, name: str, others: Iterable[str] = ()) -> str:
 
 
 def ops_of_layers(graph: Graph, item: Any, what: str = "the graph") -> list[Operation]:
-    """Return the ops of a layer, of all its calls.
-
-    Args:
-        graph: the graph.
-        item: a layer, by name, path, record or as it is, or a symbolic tensor of Keras.
-        what: the graph in words, for messages.
-
-    Returns:
-        The ops in the order of the calls; none if no layer has that name.
-    """
+    """Return the ops of a layer, in the order of its calls; none if there is none."""
     if isinstance(item, Layer):
         layers: Iterable[Layer] = [item]
     elif isinstance(item, str):
@@ -395,10 +386,7 @@ def scopes_meant(
 
 
 class LayerNames:
-    """The paths of the layers that ops belong to.
-
-    Cost: linear in the layers once, then in the depth of each name.
-    """
+    """The paths of the layers that ops belong to."""
 
     def __init__(self, graph: Graph) -> None:
         calls = keras_calls.calls_in(graph)

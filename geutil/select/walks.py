@@ -239,11 +239,9 @@ def _unseen(
     may_visit: Collection[Operation] | None,
     within_ops_fn: OpPredicate | None,
 ) -> list[Operation]:
-    """Return those of `ops` that a walk goes on to, and add them to `seen`.
-
-    The walks do the same in place for tensors, because a call for each costs as much
-    as all the rest.
-    """
+    """Return those of `ops` that a walk goes on to, and add them to `seen`."""
+    # The walks do the same in place for tensors, because a call for each costs as much
+    # as all the rest.
     unseen_ops = [
         op
         for op in ops

@@ -210,10 +210,8 @@ def graph_replace(
 def _dependent(
     graph: Graph, replaced: Sequence[Tensor], behind: Sequence[Operation]
 ) -> frozenset[Operation]:
-    """Return the ops that compute something else once tensors are replaced.
-
-    Who shares a stack or an array with such an op is among them.
-    """
+    """Return the ops that compute something else once tensors are replaced."""
+    # Who shares a stack or an array with such an op is among them.
     controls = ControlOutputs(graph)
     needed = frozenset(behind)
     dependents = needed.intersection(

@@ -25,14 +25,9 @@ from geutil.transform.state import Copier, TransformerInfo, TransformState
 
 
 def copied_gradient(info: TransformState, op: Operation, gradient: str) -> str:
-    """Register the gradient for a copy of `op` and return its name.
-
-    Args:
-        info: the running transformation; its tensors are looked up when the gradient
-            is built, by which time all of them are known.
-        op: an op whose `_gradient_op_type` is `gradient`.
-        gradient: the name of a closure in the registry.
-    """
+    """Register the gradient for a copy of `op` and return its name."""
+    # The tensors of `info` are looked up when the gradient is built, when all are
+    # known.
     return carried_gradient(
         op, gradient, info.graph_, info.transformed_ts, info.copy_replacing
     )
@@ -79,16 +74,9 @@ def carried_gradient(
 
 
 def gradient_by_names(op: Operation, gradient: str, copy_replacing: Copier) -> str:
-    """Register a gradient that reads tensors by name; return its name.
-
-    TensorFlow makes the bodies of functions anew from their definitions, so that the
-    tensors that a closure reads are not those of the body that is differentiated.
-
-    Args:
-        op: an op in the body of a function whose gradient is the closure.
-        gradient: the name of the closure in the registry.
-        copy_replacing: copies the ops of the gradient.
-    """
+    """Register a gradient that reads tensors by name; return its name."""
+    # TensorFlow makes the bodies of functions anew from their definitions, so that the
+    # tensors that a closure reads are not those of the body that is differentiated.
     body, op_name = weakref.ref(op.graph), op.name
 
     # TensorFlow traces it for a SavedModel, and would rewrite all that it calls.
@@ -120,10 +108,8 @@ def gradient_by_names(op: Operation, gradient: str, copy_replacing: Copier) -> s
 
 
 def _origin(traced: _Traced, op_name: str, gradient: str) -> Graph | None:
-    """Return the body whose tensors a closure reads: the op is there; None if unknown.
-
-    A closure that was made for a conditional also reads tensors around it.
-    """
+    """Return the body, with the op, whose tensors a closure reads; None if unknown."""
+    # A closure that was made for a conditional also reads tensors around it.
     read = [outside for outside, _ in traced.read]
     leaves = tf.nest.flatten(traced.results, expand_composites=True)
     tensors = [t for t in (*read, *leaves) if types.is_tensor(t)]
@@ -193,11 +179,9 @@ def _rebuilt(
 
 
 def read_by_gradient(op: Operation) -> list[Tensor]:
-    """Return the tensors of its graph that the gradient of an op reads.
-
-    None if the gradient is no closure: then it reads the inputs and outputs of the op.
-    None, too, if it cannot be built; whoever differentiates learns why.
-    """
+    """Return the tensors of its graph that the gradient of an op reads."""
+    # None if the gradient is no closure: then it reads the inputs and outputs of the
+    # op. None, too, if it cannot be built; whoever differentiates learns why.
     gradient = gradient_functions.gradient_of(op) if op.type == "IdentityN" else None
     if gradient is None or not gradient_functions.is_closure(gradient):
         return []
@@ -226,16 +210,13 @@ def _read_by_closure(op: Operation, gradient: str) -> list[Tensor]:
 
 @dataclass(frozen=True, eq=False)
 class _Traced:
-    """A gradient, built in a graph of its own.
-
-    Attributes:
-        stand_ins: its placeholder for each incoming gradient, None where there is none.
-        read: (outside tensor, placeholder inside) for each that the gradient reads.
-    """
+    """A gradient, built in a graph of its own."""
 
     body: Graph
+    # Its placeholder for each incoming gradient, None where there is none.
     stand_ins: Sequence[Tensor | None]
     results: list[Any]
+    # (outside tensor, placeholder inside) for each that the gradient reads.
     read: Sequence[tuple[Any, Tensor]]
 
 
@@ -317,11 +298,9 @@ def _carry_over(
 def _carry_waits(
     ops: Iterable[Operation], inputs: IdentityMap[Tensor], info: TransformerInfo
 ) -> None:
-    """Let copies wait for the replacements of placeholders that the originals wait for.
-
-    The gradient of `tf.nn.silu` waits so for the gradient that comes in, lest its
-    recomputed values are there from the forward pass on.
-    """
+    """Let copies wait for replacements of placeholders that originals wait for."""
+    # The gradient of `tf.nn.silu` waits so for the gradient that comes in, lest its
+    # recomputed values are there from the forward pass on.
     stands_for = {t.op: t_.op for t, t_ in inputs.items()}
     for op in ops:
         waits = [stands_for[p] for p in op.control_inputs if p in stands_for]

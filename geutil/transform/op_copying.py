@@ -57,12 +57,11 @@ def finish_copies(info: TransformState) -> None:
 
 
 def _carry_handles(alike: Iterable[tuple[Operation, Operation]]) -> None:
-    """Copy the handle data of the originals' results to those of the copies.
-
-    TensorFlow infers that for ops that make a resource or hand one on. It does not for
-    placeholders of a function's arguments, and so for no loop that such a handle goes
-    through; and it differentiates no variable that a loop reads by an unknown handle.
-    """
+    """Copy the handle data of the originals' results to those of the copies."""
+    # TensorFlow infers that for ops that make a resource or hand one on. It does not
+    # for placeholders of a function's arguments, and so for no loop that such a handle
+    # goes through; and it differentiates no variable that a loop reads by an unknown
+    # handle.
     for op, op_ in alike:
         if op.type in op_types.PLACEHOLDERS or op.type in op_types.LOOPS:
             for t, t_ in zip(op.outputs, op_.outputs, strict=True):
@@ -70,12 +69,9 @@ def _carry_handles(alike: Iterable[tuple[Operation, Operation]]) -> None:
 
 
 def _ops_with_other_shapes(info: TransformState) -> set[Operation]:
-    """Return the ops whose copies may well have other static shapes.
-
-    That is, ops that a caller's function altered, and ops behind those or behind a
-    tensor whose stand-in has another shape. For these, the shapes of the original need
-    not hold.
-    """
+    """Return the ops whose copies may well have other static shapes."""
+    # Ops that a caller's function altered, and ops behind those or behind a tensor
+    # whose stand-in has another shape.
     pairs = [(t, info.transformed_ts[t]) for t in (*info.outside_ts, *info.handled_ts)]
     pairs += info.replacements.items()
     changed = [t for t, t_ in pairs if not types.same_static_shape(t, t_)]
@@ -102,14 +98,8 @@ def _set_colocation(info: TransformState) -> None:
 def connect_control_inputs(
     info: TransformState, handler: ControlHandler, ops: Iterable[Operation]
 ) -> None:
-    """Make the copies wait for the handler's result for each control input.
-
-    Args:
-        info: the running transformation.
-        handler: returns the op that corresponds to a control input, or None.
-        ops: the originals of the copies that have control inputs to connect. Control
-            edges that the copy has are not made again.
-    """
+    """Make the copies wait for the handler's result for each control input."""
+    # Control edges that the copy has are not made again.
     for op in ops:
         op_ = info.transformed_ops[op]
         controls_ = [handler(info, control) for control in adjacency.control_inputs(op)]
@@ -239,15 +229,7 @@ def copy_ops_in_bulk(
     keep_control_inputs: bool,
     nodedef_fn: NodeFunction | None,
 ) -> bool:
-    """Copy all ops of the view at once.
-
-    Args:
-        info: the running transformation; its maps are filled.
-        transform_outside: gives the tensor that corresponds to one from outside the
-            view.
-        keep_control_inputs: whether control edges between the ops are copied.
-        nodedef_fn: changes the `NodeDef` of each copy before the op is made.
-    """
+    """Copy all ops of the view at once."""
     ops = adjacency.topological_sort(info.sgv.ops)
     graph_def = creation.graph_def_of(info.graph, ops)
     if graph_def.ByteSize() > BULK_LIMIT:
@@ -334,11 +316,7 @@ def _new_names(info: TransformState, ops: Sequence[Operation]) -> dict[Operation
 
 
 class _Inputs:
-    """The inputs of the nodes: names of other nodes, or of tensors from outside.
-
-    Attributes:
-        outside: the tensor of the source graph that each name from outside means.
-    """
+    """The inputs of the nodes: names of other nodes, or of tensors from outside."""
 
     def __init__(
         self, info: TransformState, names: dict[Operation, str] | None
@@ -348,6 +326,7 @@ class _Inputs:
         self._replaced = info.replacements
         self._names = names
         self._references: dict[int, str] = {}
+        # The tensor of the source graph that each name from outside means.
         self.outside: dict[str, Tensor] = {}
 
     def name(self, op: Operation) -> str:
@@ -392,10 +371,7 @@ class _Inputs:
 def transform_ops_one_by_one(
     info: TransformState, transform_outside: OutsideHandler, op_handler: Any
 ) -> None:
-    """Call `op_handler(info, op, new_inputs)` for each op, producers first.
-
-    Cost: linear in the ops, about 300 us an op.
-    """
+    """Call `op_handler(info, op, new_inputs)` for each op, producers first."""
     for op in adjacency.topological_sort(info.sgv.ops):
         inputs = _inputs(info, op, transform_outside)
         op_, outputs_ = op_handler(info, op, inputs)

@@ -22,13 +22,9 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True)
 class Later:
-    """A tensor that does not exist yet: a result of a use of a stencil.
+    """A tensor that does not exist yet: a result of a use of a stencil."""
 
-    Attributes:
-        name: the name that it will have.
-    """
-
-    name: str
+    name: str  # The name that it will have.
 
 
 @dataclass(frozen=True, eq=False)
@@ -72,17 +68,10 @@ class Stencils:
         arguments: Sequence[Tensor | Later],
         device: str = "",
     ) -> list[Later]:
-        """Plan one more group.
-
-        Args:
-            kind: a key that tells its function from others. Arguments of other dtypes
-                or ranks are another kind of themselves.
-            function: makes the ops of a group; takes the arguments, and returns a
-                sequence of tensors.
-            name: the scope of the new ops, which has to be unused.
-            arguments: tensors of the graph, or results of groups planned before.
-            device: the device of the ops.
-        """
+        """Plan one more group, of ops that `function` makes of `arguments`."""
+        # Groups of one `kind` share a trace, unless dtypes or ranks of arguments
+        # differ. Arguments are tensors, or results of groups planned before; `name` is
+        # an unused scope.
         stencil = self._stencil(kind, function, arguments)
         names = {
             inner: self._name_of(outer)

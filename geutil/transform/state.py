@@ -99,10 +99,8 @@ class TransformState:
         return self.scope_ + name[len(self.scope) :]
 
     def collection_names(self, element: Element) -> list[str]:
-        """Return the collections that the copy of `element` belongs to.
-
-        Names that TensorFlow gives a meaning stay; others move to the new scope.
-        """
+        """Return the collections that the copy of `element` belongs to."""
+        # Names that TensorFlow gives a meaning stay; others move to the new scope.
         return [self.collection_name(n) for n in self.collections.get(element, [])]
 
     def collection_name(self, name: str) -> str:
@@ -256,11 +254,9 @@ class TransformerInfo:
 
 
 def carry_functions(info: TransformState) -> None:
-    """Give the destination the functions that the copies will call.
-
-    Loops and conditionals get bodies of their own, so that original and copy can both
-    be differentiated. Linear in the ops.
-    """
+    """Give the destination the functions that the copies will call."""
+    # Loops and conditionals get bodies of their own, so that original and copy can both
+    # be differentiated.
     called, renamed = functions.calls_of(info.sgv.ops)
     if info.same_graph:
         called = renamed

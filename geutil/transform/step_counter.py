@@ -16,16 +16,12 @@ STEP_NAME = "fake_quantization_step"
 
 
 class StepCounter:
-    """A variable that grows by one with each step, and its value in the step.
+    """A variable that grows by one with each step, and its value in the step."""
 
-    Attributes:
-        variable: an int64 variable that is not trained.
-        value: the number of this step; the first is 1. Who reads it has the step
-            counted; all readers together have it counted once.
-    """
+    # All readers of the value together have the step counted once; the first is 1.
 
     def __init__(self, graph: Graph, variable: Any) -> None:
-        self.variable = variable
+        self.variable = variable  # An int64 variable that is not trained.
         scope = f"{STEP_NAME}_count"
         with creation.neutral(graph), replicas.device(), tf.name_scope(scope):
             # A variable of a strategy would add on all replicas, for each of them.
@@ -37,6 +33,8 @@ class StepCounter:
                     resource=handle, value=tf.constant(1, tf.int64)
                 )
             with tf.control_dependencies([counted]):
+                # The number of this step; the first is 1. Who reads it has the step
+                # counted; all readers together have it counted once.
                 self.value: Tensor = tf.add(before, 1, name="value")
 
 
@@ -89,10 +87,8 @@ def step_counter(graph: Graph, variable: Any = None) -> StepCounter:
 
 
 def counter_of(graph: Graph) -> StepCounter | None:
-    """Return the step counter of a graph, if it has one.
-
-    Each replica of `tf.distribute` counts in a copy of its own.
-    """
+    """Return the step counter of a graph, if it has one."""
+    # Each replica of `tf.distribute` counts in a copy of its own.
     return slot(graph, _StepCounters).get(replicas.index())
 
 

@@ -213,17 +213,7 @@ def copy_replacing(
     *,
     keep_control_inputs: bool = True,
 ) -> tuple[SubGraphView, TransformerInfo]:
-    """Copy a view, reading other tensors in place of some, wherever these come from.
-
-    Args:
-        view: the view.
-        replacements: the tensor to read in place of each.
-        dst_graph: as in `Transformer.__call__`, with the three that follow.
-        dst_scope: see there.
-        src_scope: see there.
-        reuse_dst_scope: see there.
-        keep_control_inputs: whether the copies wait for the ops' control inputs.
-    """
+    """Copy a view, reading other tensors in place of some, wherever these come from."""
     copier = Transformer()
     if not keep_control_inputs:
         copier.transform_control_input_handler = lambda info, op: None

@@ -7,13 +7,13 @@ import tensorflow as tf
 import geutil as ge
 from geutil import model
 from geutil.batchnorm import fold_batch_norms, folding
+from geutil.bodies import function_bodies
 from geutil.errors import (
     FinalizedGraphError,
     FoldError,
     StaleGraphError,
     TransformError,
 )
-from geutil.transform import function_bodies
 from tests.settings import default_graph, evaluate, needs_eager
 
 pytestmark = needs_eager

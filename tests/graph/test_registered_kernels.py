@@ -2,8 +2,7 @@
 
 import tensorflow as tf
 
-from geutil.graph.placement import default_device, places_of
-from geutil.graph.registered_kernels import has_kernels, kernel_of
+from geutil.graph.placement import default_device, has_kernels, kernel_of, places_of
 
 GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"

@@ -18,7 +18,7 @@ from geutil.errors import ModelError
 from geutil.graph.protos import DATA_TYPES, SavedModel
 from geutil.model import inspect
 from geutil.model import open as open_model
-from geutil.model.files import checkpoint_index, schema, wire
+from geutil.model.files import checkpoint_index, wire
 from geutil.model.files.reading import read_graph_def, read_saved_model
 from tests.model.refusal_tables import not_refused
 from tests.processes import forked
@@ -365,7 +365,7 @@ def test_the_schema_is_that_of_tensorflow():
     while pending:
         name, theirs = pending.popitem()
         seen.add(name)
-        ours = schema.message_class(name).DESCRIPTOR
+        ours = wire.message_class(name).DESCRIPTOR
         for field in ours.fields:
             expected = theirs.fields_by_number[field.number]
             assert expected.name == field.name
@@ -384,7 +384,7 @@ def test_the_schema_is_that_of_tensorflow():
                 inner, wanted = inner.message_type, wanted.message_type
             if inner is not None and inner.name not in seen:
                 pending[inner.name] = wanted
-    assert seen == set(schema.MESSAGES)
+    assert seen == set(wire.MESSAGES)
 
 
 def test_the_names_of_types_are_those_of_tensorflow():
@@ -393,8 +393,8 @@ def test_the_names_of_types_are_those_of_tensorflow():
             expected = tf.dtypes.as_dtype(number).name
         except TypeError:
             continue
-        assert schema.type_name(number) == expected
-    assert [schema.type_name(n) for n in (0, -1, 99, 100, 200, 201)] == [None] * 6
+        assert wire.type_name(number) == expected
+    assert [wire.type_name(n) for n in (0, -1, 99, 100, 200, 201)] == [None] * 6
 
 
 def test_no_tensorflow_is_imported(models, keras_file, tmp_path):

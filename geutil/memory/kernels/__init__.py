@@ -8,8 +8,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.graph.fetched_subgraph import uses_onednn
-from geutil.graph.placement import kind_of
-from geutil.graph.registered_kernels import has_kernels
+from geutil.graph.placement import has_kernels, kind_of
 from geutil.memory.allocator import Allocator
 from geutil.memory.program import Device
 

@@ -10,13 +10,14 @@ import tensorflow as tf
 from geutil.errors import TransformError
 from geutil.graph import call_graph, op_types
 from geutil.graph.types import Tensor
-from geutil.model.batch_size.batch_axes import (
+from geutil.model.batch_size.batch_edits import (
+    BatchObstacle,
+    CallAnew,
     Scope,
     Shape,
     scope_of_function,
     shape_of,
 )
-from geutil.model.batch_size.batch_edits import BatchObstacle, CallAnew
 from geutil.model.batch_size.row_loops import row_loop
 from geutil.model.batch_size.sites import Probing, Site, broadcast_for_batch
 from geutil.model.batch_size.walk import Walk, walk
@@ -96,18 +97,13 @@ Body = Callable[[Site, Sequence[Tensor]], FunctionWalk]
 
 @dataclass
 class Settled:
-    """A loop whose variables keep their shapes.
-
-    Attributes:
-        called: the walk through its body with these.
-        lost: whether less is known of a variable's shape than at the start.
-    """
+    """A loop whose variables keep their shapes."""
 
     site: Site
     state: list[Tensor]
-    called: FunctionWalk
+    called: FunctionWalk  # The walk through its body with these.
     earlier: list[BatchObstacle]
-    lost: bool
+    lost: bool  # Whether less is known of a variable's shape than at the start.
 
     @property
     def problems(self) -> list[BatchObstacle]:
@@ -121,17 +117,11 @@ class Settled:
 
 
 def settle(site: Site, body: Body, fixed: frozenset[int]) -> Settled:
-    """Find out which of a loop's variables have to have the batch.
-
-    A variable that has it after an iteration gets it from the start. Where that leads
-    nowhere, since the first iteration already fails, those get it that start with equal
-    rows, as many as the old batch had.
-
-    Args:
-        site: the loop; its changes are those of the result's site, to be adopted.
-        body: walks through its body.
-        fixed: the variables that never change.
-    """
+    """Find out which of a loop's variables have to have the batch."""
+    # A variable that has it after an iteration gets it from the start. Where that leads
+    # nowhere, since the first iteration already fails, those get it that start with
+    # equal rows, as many as the old batch had. The changes of the result's site are to
+    # be adopted.
     settled = _rounds(site.attempt(), body, fixed)
     if settled.sound:
         return settled
@@ -161,10 +151,8 @@ def _guess(site: Site, fixed: frozenset[int]) -> list[int]:
 
 
 def _rounds(site: Site, body: Body, fixed: frozenset[int]) -> Settled:
-    """Walk through a body until the variables keep their shapes.
-
-    In each round a variable gains the batch, or loses facts of its shape.
-    """
+    """Walk through a body until the variables keep their shapes."""
+    # In each round a variable gains the batch, or loses facts of its shape.
     probing = site.probing
     start = [
         t
@@ -231,10 +219,7 @@ _BRANCHES = {
 
 
 def through_calls(site: Site, active: tuple[str, ...]) -> list[Tensor] | None:
-    """Walk through the callees of an op, and return its outputs; None without any.
-
-    Cost: linear in the bodies; a loop's body once more for each kind of growth.
-    """
+    """Walk through the callees of an op, and return its outputs; None without any."""
     op = site.node.op
     if op in site.probing.library:
         return _plain(site, NamedFunction(None, 0, op), active)

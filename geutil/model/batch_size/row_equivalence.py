@@ -48,12 +48,10 @@ def noise(
     results: Arrays,
     rng: np.random.Generator,
 ) -> dict[str, float]:
-    """Measure how much each result changes when the inputs change in the last bit.
-
-    Kernels add in another order for another batch size. Its effect on a result is of
-    the size of the effect of rounding the inputs: both are perturbations of one unit in
-    the last place, carried through the same ops.
-    """
+    """Measure how much each result changes when the inputs change in the last bit."""
+    # Kernels add in another order for another batch size. Its effect on a result is of
+    # the size of the effect of rounding the inputs: both are perturbations of one unit
+    # in the last place, carried through the same ops.
     floats = [name for name, a in inputs.items() if eps(a.dtype)]
     if not floats:
         return dict.fromkeys(results, float("nan"))
@@ -73,11 +71,9 @@ def noise(
 
 
 def tolerance(references: Sequence[Array], measured: float) -> float:
-    """Return how far a result may be from the references.
-
-    32 times the measured effect of one rounding plus 8 units in the last place; 256
-    units where nothing could be measured. Exact dtypes are compared exactly.
-    """
+    """Return how far a result may be from the references."""
+    # Units of the last place; 256 where nothing could be measured. Exact dtypes are
+    # compared exactly.
     unit = eps(references[0].dtype)
     if not unit:
         return 0.0
@@ -104,18 +100,12 @@ class RowVerdict(Enum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a comparison.
-
-    Attributes:
-        row: the first row that was compared where it fails.
-        distance: how far the row is off.
-        allowed: how far rounding may take it.
-    """
+    """The outcome of a comparison."""
 
     kind: RowVerdict
-    row: int = 0
-    distance: float = 0.0
-    allowed: float = 0.0
+    row: int = 0  # The first row that was compared where it fails.
+    distance: float = 0.0  # How far the row is off.
+    allowed: float = 0.0  # How far rounding may take it.
 
 
 def windows(size: int, old: int) -> list[Array]:

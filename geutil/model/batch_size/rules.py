@@ -8,8 +8,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.model.batch_size.batch_axes import batch_axis_after_reshape
-from geutil.model.batch_size.batch_edits import BiasToAdd, Grown, SetElements
+from geutil.model.batch_size.batch_edits import (
+    BiasToAdd,
+    Grown,
+    SetElements,
+    batch_axis_after_reshape,
+)
 from geutil.model.batch_size.sites import Site, attribute_of_shape
 
 
@@ -241,10 +245,8 @@ def _set_dim(
 
 
 def bias_add(site: Site) -> None:
-    """Let a bias that has the batch be added as it was before a Squeeze.
-
-    Keras adds a tensor of shape [1, ..., 1, n] as a bias.
-    """
+    """Let a bias that has the batch be added as it was before a Squeeze."""
+    # Keras adds a tensor of shape [1, ..., 1, n] as a bias.
     squeezed = site.operands[1].op
     producer = site.producers[1]
     if squeezed.type != "Squeeze" or site.axis(1) is None or producer is None:
@@ -259,11 +261,9 @@ def bias_add(site: Site) -> None:
 
 
 def element_shape(index: int) -> Callable[[Site], None]:
-    """Return the rule for a list whose elements' shape is input `index`.
-
-    TensorFlow checks elements against the shape. In front of it stands the old batch
-    size; it is left open.
-    """
+    """Return the rule for a list whose elements' shape is input `index`."""
+    # TensorFlow checks elements against the shape. In front of it stands the old batch
+    # size; it is left open.
 
     def rule(site: Site) -> None:
         handle, probing = site.operands[0], site.probing

@@ -13,9 +13,18 @@ import tensorflow as tf
 from geutil.graph.creation import make_op, new_graph
 from geutil.graph.types import Tensor
 from geutil.graph.walks import tree
-from geutil.model.batch_size import batch_axes, batch_edits
-from geutil.model.batch_size.batch_axes import ScopeNode, Shape, Sizes, SizeSource
-from geutil.model.batch_size.batch_edits import BatchPlan, Broadcast, Dims, Edit, Grown
+from geutil.model.batch_size import batch_edits
+from geutil.model.batch_size.batch_edits import (
+    BatchPlan,
+    Broadcast,
+    Dims,
+    Edit,
+    Grown,
+    ScopeNode,
+    Shape,
+    Sizes,
+    SizeSource,
+)
 
 _LARGE = 4096
 """Elements of a constant beyond which a placeholder replaces it: it is no shape."""
@@ -30,12 +39,7 @@ _ELEMENTWISE = frozenset(
 
 
 class Probing:
-    """The graph in which shapes are inferred; nothing of it is ever run.
-
-    Attributes:
-        row_reads: the ops that take rows of the batch in a loop over all of them, and
-            those that take all elements of an array of rows.
-    """
+    """The graph in which shapes are inferred; nothing of it is ever run."""
 
     def __init__(self, sizes: Sizes, library: Mapping[str, Any]) -> None:
         self.sizes = sizes
@@ -45,6 +49,8 @@ class Probing:
         self._large: dict[str, Any] = {}
         self._growing: set[str] = set()
         self._lists_of_rows: set[str] = set()
+        # The ops that take rows of the batch in a loop over all of them, and those that
+        # take all elements of an array of rows.
         self.row_reads: set[str] = set()
 
     def make(self, node: Any, operands: Sequence[Tensor]) -> list[Tensor]:
@@ -108,21 +114,18 @@ class Probing:
         """Return the axis of the batch, None if there is none."""
         if not self.grows(tensor):
             return None
-        return self.sizes.axis(batch_axes.shape_of(tensor))
+        return self.sizes.axis(batch_edits.shape_of(tensor))
 
     def value(self, tensor: Tensor) -> np.ndarray[Any, Any] | None:
         """Return the value of a tensor that constants alone make, if it is known."""
         node = self._large.get(tensor.name)
         if node is not None:
-            value: np.ndarray[Any, Any] = batch_axes.constant_value(node)
+            value: np.ndarray[Any, Any] = batch_edits.constant_value(node)
             return value
         return tf.get_static_value(tensor)
 
     def dims(self, tensor: Tensor) -> list[int | None] | None:
-        """Return the known elements of a vector.
-
-        A -1 that is put into it counts as known.
-        """
+        """Return the known elements of a vector, a -1 in it among them."""
         value = tf.get_static_value(tensor)
         if value is not None and np.ndim(value) == 1:
             return [int(v) for v in value]
@@ -141,7 +144,7 @@ class Probing:
         # nothing is known.
         with self._graph.as_default():
             anything = tf.compat.v1.placeholder(tf.int32)
-            shape = batch_axes.shape_of(
+            shape = batch_edits.shape_of(
                 tf.raw_ops.Reshape(tensor=anything, shape=tensor)
             )
         packed = tf.get_static_value(tensor, partial=True)
@@ -154,7 +157,7 @@ class Probing:
         """Tell whether it is certain that all slices along an axis are equal."""
         waiting = [(tensor, axis)]
         for tensor, axis in waiting:
-            dims = batch_axes.shape_of(tensor)
+            dims = batch_edits.shape_of(tensor)
             if dims is None:
                 return False
             # A tensor of fewer axes, or of one row, is repeated where others have rows.
@@ -169,7 +172,7 @@ class Probing:
             if kind in _ELEMENTWISE:
                 waiting += [(t, axis - len(dims) + (t.shape.rank or 0)) for t in inputs]
             elif kind in _EQUAL_ROWS:
-                inner = batch_axes.shape_of(inputs[0])
+                inner = batch_edits.shape_of(inputs[0])
                 at = axis - len(dims) + len(inner or ())
                 if inner is None or (at >= 0 and inner[at] != 1):
                     return False
@@ -194,18 +197,7 @@ _SHOWN = 16
 
 
 class Site:
-    """One op, its inputs, and the changes to make.
-
-    Attributes:
-        node: a copy of its definition, which rules may change; the op is tried as it
-            stands there.
-        written: its inputs as the graph or function writes them.
-        operands: its inputs, in the probing graph; rules may replace them.
-        fallback: where the batch can be read if none of the operands shows it.
-        producers: the ops that make its inputs, None for an argument.
-        readers: (type, index) of each input that reads its results.
-        replaced: the operands that differ from `written` now.
-    """
+    """One op, its inputs, and the changes to make."""
 
     def __init__(
         self,
@@ -218,15 +210,21 @@ class Site:
         readers: Sequence[tuple[str, int]] = (),
     ) -> None:
         # A copy, since the definition in the program stays while rules are tried.
+        # A copy of its definition, which rules may change; the op is tried as it stands
+        # there.
         self.node = type(entry.node)()
         self.node.CopyFrom(entry.node)
-        self.written = entry.written
+        self.written = entry.written  # Its inputs as the graph or function writes them.
+        # Its inputs, in the probing graph; rules may replace them.
         self.operands = operands
         self.probing = probing
+        # Where the batch can be read if none of the operands shows it.
         self.fallback = fallback
+        # The ops that make its inputs, None for an argument.
         self.producers = producers
-        self.readers = readers
+        self.readers = readers  # (type, index) of each input that reads its results.
         self.plan = plan
+        # The operands that differ from `written` now.
         self.replaced: frozenset[int] = frozenset()
 
     def inside(self, source: SizeSource) -> Site:
@@ -262,7 +260,7 @@ class Site:
 
     def shape(self, index: int) -> Shape:
         """Return the shape of an operand."""
-        return batch_axes.shape_of(self.operands[index])
+        return batch_edits.shape_of(self.operands[index])
 
     def axis(self, index: int) -> int | None:
         """Return the axis of the batch of an operand."""
@@ -354,7 +352,7 @@ NO_SOURCE = (
 
 def source_at(probing: Probing, tensor: Tensor, written: str, axis: int) -> SizeSource:
     """Return a tensor as a source of the batch size."""
-    factor = probing.sizes.factor((batch_axes.shape_of(tensor) or ())[axis])
+    factor = probing.sizes.factor((batch_edits.shape_of(tensor) or ())[axis])
     return SizeSource(written, axis, factor, tensor.dtype.as_datatype_enum)
 
 
@@ -367,17 +365,9 @@ def broadcast_for_batch(
     *,
     result: bool = False,
 ) -> tuple[Broadcast, Tensor] | None:
-    """Return the change that repeats a tensor for the batch, and its result.
-
-    Args:
-        site: the op that reads it, or that calls the function which returns it.
-        tensor: the tensor, in the probing graph.
-        index: the index of the input or result.
-        axis: the axis that is to grow.
-        factor: how many times the batch it is to be long.
-        result: whether it is a result of a function.
-    """
-    shape = batch_axes.shape_of(tensor)
+    """Return the change that repeats a tensor for the batch, and its result."""
+    # With `result`, the tensor is result `index` of a function that the site calls.
+    shape = batch_edits.shape_of(tensor)
     if shape is None or None in shape:
         site.problem(
             f"input {index} would have to be repeated for each row, and its shape "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 from collections.abc import Iterable, Mapping
@@ -15,12 +16,15 @@ from geutil.graph.op_types import ENTERS, LOOPS, SWITCHES
 from geutil.graph.types import Tensor
 from geutil.graph.walks import control_references, node_name
 from geutil.model.batch_size import batch_edits, function_walk, verification
-from geutil.model.batch_size.batch_axes import Sizes, choose_probe, scope_of_graph
 from geutil.model.batch_size.batch_edits import (
     BatchPlan,
     Broadcast,
     CallAnew,
     NodeWriter,
+    Sizes,
+    choose_probe,
+    first_row,
+    scope_of_graph,
 )
 from geutil.model.batch_size.sites import REFUSALS, Probing, attribute_of_shape
 from geutil.model.batch_size.walk import Walk, walk, walk_loops
@@ -32,13 +36,9 @@ _FRAMES = ENTERS | SWITCHES
 
 
 def fixed_graph_def(graph_def: Any, plan: BatchPlan, new: int | None) -> Any:
-    """Return a copy of a graph with the changes of a plan.
-
-    The recorded shapes of growing nodes are dropped. Functions that change are copied
-    under new names: other callers keep the old ones.
-
-    Cost: linear in the nodes, function bodies included, and in the bytes.
-    """
+    """Return a copy of a graph with the changes of a plan."""
+    # The recorded shapes of growing nodes are dropped. Functions that change are copied
+    # under new names: other callers keep the old ones.
     result = type(graph_def)()
     result.CopyFrom(graph_def)
     bodies = {f.signature.name: f for f in graph_def.library.function}
@@ -103,7 +103,8 @@ def _change(
     elif isinstance(edit, batch_edits.BiasToAdd):
         # As an Identity of the sum it keeps the names of the node and of its output.
         dtype = node.attr["T"].type
-        total = writer.add(name, node.input[0], edit.bias, dtype)
+        terms = [(node.input[0], dtype), (edit.bias, dtype)]
+        total = writer.write(name, lambda x, y: tf.raw_ops.AddV2(x=x, y=y), terms)
         node.op = "Identity"
         node.attr.pop("data_format", None)
         node.input[:] = [total, *control_references(node.input)]
@@ -118,7 +119,11 @@ def _change(
         for index, value in edit.elements:
             after = _controls(by_name.get(node_name(parts[index])))
             parts[index] = writer.constant(f"{name}/dim_{index}", value, dtype, after)
-        node.input[edit.index] = writer.pack(name, parts, dtype)
+        node.input[edit.index] = writer.write(
+            name,
+            lambda *scalars: tf.raw_ops.Pack(values=scalars),
+            [(part, dtype) for part in parts],
+        )
     elif isinstance(edit, batch_edits.SetDims):
         after = [f"^{node_name(edit.source.tensor)}"] if framed else []
         node.input[edit.index] = writer.dims(
@@ -128,7 +133,11 @@ def _change(
         after = [f"^{node_name(edit.source.tensor)}"] if framed else []
         size = writer.size(name, edit.source, after)
         if edit.frame is not None:
-            size = writer.enter(f"{name}/Enter", size, edit.frame)
+            enter = functools.partial(
+                tf.raw_ops.Enter, frame_name=edit.frame, is_constant=True
+            )
+            number = [(size, tf.int32.as_datatype_enum)]
+            size = writer.write(name, lambda t: enter(data=t), number)
         node.input[edit.index] = size
     elif isinstance(edit, Broadcast):
         source = node.input[edit.index]
@@ -149,12 +158,14 @@ def _broadcast(
     after: Iterable[str],
 ) -> str:
     after = list(after)
-    if edit.rows != 1:
-        rank = len(edit.dims)
-        tensor = writer.first(f"{name}/row", tensor, edit.axis, rank, edit.dtype, after)
     int32 = tf.int32.as_datatype_enum
     shape = writer.dims(f"{name}/shape", edit.dims, edit.source, int32, after)
-    return writer.broadcast(name, tensor, shape, edit.dtype)
+
+    def repeated(t: Tensor, shape: Tensor) -> Tensor:
+        row = t if edit.rows == 1 else first_row(t, edit.axis, len(edit.dims))
+        return tf.raw_ops.BroadcastTo(input=row, shape=shape)
+
+    return writer.write(name, repeated, [(tensor, edit.dtype), (shape, int32)], after)
 
 
 def _call(node: Any, edit: CallAnew, function: str) -> None:
@@ -305,10 +316,8 @@ def _set_placeholders(
 
 
 def _close_lists(program: ModelProgram) -> None:
-    """Write the shapes of the elements of lists that follow now, and those of loops.
-
-    TensorFlow needs no such shape; TFLite's converter takes no list without.
-    """
+    """Write the shapes of the elements of lists that follow now, and those of loops."""
+    # TensorFlow needs no such shape; TFLite's converter takes no list without.
     graph_def = type(program.graph_def)()
     graph_def.CopyFrom(program.graph_def)
     if not any(node.op in LOOPS for node in graph_def.node):

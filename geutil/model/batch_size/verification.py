@@ -21,15 +21,9 @@ SKIP = "pass verify=False to take the model without the proof"
 
 
 class ModelTrial:
-    """Runs of a model and of the one with another batch size.
+    """Runs of a model and of the one with another batch size."""
 
-    Args:
-        model: the model.
-        changed: the one with another batch size.
-        batched: the inputs with a batch axis.
-        samples: rows to run on, for some inputs; the others are drawn.
-        contrast: how far floats that are drawn differ from row to row besides.
-    """
+    # `contrast` says how far floats that are drawn differ from row to row besides.
 
     def __init__(
         self,
@@ -66,11 +60,9 @@ class ModelTrial:
         )
 
     def same_size(self, size: int) -> list[str]:
-        """Return the outputs that are not the same at some size.
-
-        The same is bit for bit, or up to rounding: Grappler writes a graph whose
-        shapes are known otherwise than one where they are not.
-        """
+        """Return the outputs that are not the same at some size."""
+        # The same is bit for bit, or up to rounding: Grappler writes a graph whose
+        # shapes are known otherwise than one where they are not.
         inputs = self._inputs(size)
         before, after = self._old(inputs), self._new(inputs, size)
         wrong = [
@@ -197,11 +189,9 @@ def prove(
     new: int | None,
     samples: Mapping[str, Any] | None,
 ) -> None:
-    """Run a model and the one with another batch size, and compare.
-
-    At the old size the results are the same, and at others each row equals the old
-    model's result for it, up to rounding.
-    """
+    """Run a model and the one with another batch size, and compare."""
+    # At the old size the results are the same, and at others each row equals the old
+    # model's result for it, up to rounding.
     _refuse_writes(model)
     trial = ModelTrial(model, changed, batched, samples)
     if old is None:
@@ -289,10 +279,7 @@ _CONTRASTS = (1.0, 1000.0)
 
 
 def _proved_behind(trial: ModelTrial, output: str, size: int, old: int) -> bool:
-    """Tell whether the tensors behind an output match, up to where rows differ.
-
-    Twice as many are looked at as long as that is too few.
-    """
+    """Tell whether the tensors behind an output match, up to where rows differ."""
     start = trial.model.outputs[output]
     inputs = [t.name for t in trial.model.inputs.values()]
     most = _FIRST_BEHIND
@@ -338,10 +325,7 @@ def _grows(model: EditableModel, output: str) -> bool:
 def _behind(
     start: Tensor, model: EditableModel, changed: EditableModel, most: int
 ) -> dict[str, list[str]]:
-    """Return the floating-point inputs of some tensors behind one, nearest first.
-
-    Only tensors that depend on the inputs of the model count.
-    """
+    """Return the floating-point tensors behind one that depend on data."""
     growing = _growing(model)
     remaining_names = {op.name for op in changed.graph.get_operations()}
     behind: dict[str, list[str]] = {}

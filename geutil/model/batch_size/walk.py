@@ -12,25 +12,25 @@ import tensorflow as tf
 
 from geutil.graph.types import Tensor
 from geutil.graph.walks import node_name
-from geutil.model.batch_size.batch_axes import Scope, ScopeNode, SizeSource, shape_of
-from geutil.model.batch_size.batch_edits import BatchPlan
-from geutil.model.batch_size.row_frames import RowFrames
+from geutil.model.batch_size.batch_edits import (
+    BatchPlan,
+    Scope,
+    ScopeNode,
+    SizeSource,
+    shape_of,
+)
+from geutil.model.batch_size.row_loops import RowFrames
 from geutil.model.batch_size.rules import RULES
 from geutil.model.batch_size.sites import REFUSALS, Probing, Site, source_at
 
 
 @dataclass
 class Walk:
-    """A finished walk.
+    """A finished walk."""
 
-    Attributes:
-        values: the tensor in the probing graph of each `node:k`.
-        source: where the size of the batch can be read.
-    """
-
-    values: dict[str, Tensor]
+    values: dict[str, Tensor]  # The tensor in the probing graph of each `node:k`.
     plan: BatchPlan = field(default_factory=BatchPlan)
-    source: SizeSource | None = None
+    source: SizeSource | None = None  # Where the size of the batch can be read.
 
 
 Starts = Mapping[str, tuple[int, int]]
@@ -47,19 +47,9 @@ def walk(
     active: tuple[str, ...] = (),
     starts: Starts | None = None,
 ) -> Walk:
-    """Find the changes that a graph or a function body needs.
-
-    Args:
-        scope: the graph or body.
-        feeds: the tensors of placeholders or arguments.
-        probing: where shapes are inferred.
-        calls: walks through functions.
-        active: the functions that the walk is in, for `calls`.
-        starts: for variables of version 1 loops that have to have the batch from the
-            start, by the Enter op: the axis, and how many times the batch it is long.
-
-    Cost: linear in the nodes and edges; some 300 us a node.
-    """
+    """Find the changes that a graph or a function body needs."""
+    # `starts` has, by the Enter op of a variable of a version 1 loop that has to have
+    # the batch from the start, the axis and how many times the batch it is long.
     done = Walk(dict(feeds))
     done.source = _first_source(feeds, probing)
     entries = {entry.node.name: entry for entry in scope.entries}

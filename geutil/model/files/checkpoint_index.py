@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import ModelError
-from geutil.model.files import schema, wire
-from geutil.model.files.schema import message_class
+from geutil.model.files import wire
+from geutil.model.files.wire import message_class
 
 _FOOTER = 48
 """Bytes at the end of a LevelDB table: two handles of up to 20, and the magic."""
@@ -33,14 +33,10 @@ _SLICE = b"\0"
 
 @dataclass(frozen=True)
 class CheckpointEntry:
-    """One tensor that a checkpoint holds.
-
-    Attributes:
-        dtype: the name of its type; None for one that is not known here.
-    """
+    """One tensor that a checkpoint holds."""
 
     name: str
-    dtype: str | None
+    dtype: str | None  # The name of its type; None for one that is not known here.
     shape: tuple[int, ...]
 
 
@@ -93,15 +89,13 @@ def entries(prefix: Path) -> list[CheckpointEntry]:
 
 def _entry(name: str, entry: Any) -> CheckpointEntry:
     dims = tuple(dim.size for dim in entry.shape.dim)
-    return CheckpointEntry(name, schema.type_name(entry.dtype), dims)
+    return CheckpointEntry(name, wire.type_name(entry.dtype), dims)
 
 
 def _block_of_blocks(footer: bytes, size: int, index: Path) -> tuple[int, int]:
-    """Return where the block lies that lists the blocks.
-
-    Nothing protects the footer, as a checksum does the blocks: who believed it would
-    allocate as much as it says.
-    """
+    """Return where the block lies that lists the blocks."""
+    # Nothing protects the footer, as a checksum does the blocks: who believed it would
+    # allocate as much as it says.
     if not footer.endswith(_MAGIC):
         raise ModelError(f"'{index}' is no index of a checkpoint, or is truncated")
     at = start = length = 0

@@ -18,7 +18,6 @@ from geutil.model.files import (
     checkpoint_index,
     keras_files,
     reading,
-    schema,
     tflite_inspection,
     wire,
 )
@@ -30,8 +29,7 @@ from geutil.model.files.inspection import (
     VariableInfo,
 )
 from geutil.model.files.reading import PathLike
-from geutil.model.files.schema import message_class
-from geutil.model.files.wire import GRAPH_DEF, SAVED_MODEL, Buffer, Span
+from geutil.model.files.wire import GRAPH_DEF, SAVED_MODEL, Buffer, Span, message_class
 
 _NODE, _LIBRARY = 1, 2
 _GRAPH = 2
@@ -50,11 +48,8 @@ _INTERNAL = "__saved_model_"
 def inspect_graphs(
     source: Path, tags: Iterable[str] | None, *, is_directory: bool
 ) -> Inspection:
-    """Return an inspection of a SavedModel, or of a file with a GraphDef.
-
-    Cost: linear in the nodes; memory for some of them at a time. Text forms are parsed
-    whole.
-    """
+    """Return an inspection of a SavedModel, or of a file with a GraphDef."""
+    # Some nodes are in memory at a time; text forms are parsed whole.
     return _inspect_directory(source, tags) if is_directory else _inspect_file(source)
 
 
@@ -131,15 +126,12 @@ def _with_saved_model(
 
 @dataclass
 class _CountedCalls:
-    """The known facts of the calls in a graph: enough to tell equal signatures.
+    """The known facts of the calls in a graph: enough to tell equal signatures."""
 
-    Attributes:
-        nodes: the nodes of the main graph that call functions, by name.
-        wrappers: the ops of small functions, with their arguments by number: functions
-            of which this is equal compute the same.
-    """
-
+    # The nodes of the main graph that call functions, by name.
     nodes: dict[str, Any] = field(default_factory=dict)
+    # The ops of small functions, with their arguments by number: functions of which
+    # this is equal compute the same.
     wrappers: dict[str, tuple[Any, ...]] = field(default_factory=dict)
 
     def note_function(self, signature: Any, nodes: list[Any], ret: Any) -> None:
@@ -277,7 +269,7 @@ def _signature(signature: Any) -> SignatureInfo:
 
 def _tensor_info(dtype: int, shape: Any) -> TensorInfo:
     """Return the type and shape that protos tell."""
-    name = schema.type_name(dtype)
+    name = wire.type_name(dtype)
     if shape.unknown_rank:
         return TensorInfo(name, None)
     return TensorInfo(name, tuple(d.size if d.size >= 0 else None for d in shape.dim))

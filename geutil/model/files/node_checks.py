@@ -218,18 +218,10 @@ def check_attributes(
     *,
     in_function: bool,
 ) -> None:
-    """Check the attributes of one node.
-
-    Attributes that the definition does not mention are left to TensorFlow: graphs of
-    other versions bear such.
-
-    Args:
-        attributes: the `AttrValue` protos by name.
-        signature: the definition of the node's op type.
-        signatures: knows which functions there are.
-        in_function: the node is in a function's body, where an attribute may correspond
-            to one of the function's own.
-    """
+    """Check the attributes of one node."""
+    # Attributes that the definition does not mention are left to TensorFlow: graphs of
+    # other versions bear such. In a function's body an attribute may be one of the
+    # function's own.
     for name in signature.required:
         if name not in attributes:
             raise ModelError(f"attribute '{name}' is missing")
@@ -342,19 +334,13 @@ _INTERNAL_NAME = re.compile(r"_*" + _NAME.pattern)
 
 @dataclass(eq=False)
 class CheckedNode:
-    """A node that passed, with the facts that its inputs are checked against.
-
-    Attributes:
-        signature: the definition of its op type.
-        inputs: the types of its inputs, None if their number is unknown.
-        outputs: the types of its outputs, likewise.
-    """
+    """A node that passed, with the facts that its inputs are checked against."""
 
     proto: Any
     place: int
-    signature: Signature
-    inputs: Types | None
-    outputs: Types | None
+    signature: Signature  # The definition of its op type.
+    inputs: Types | None  # The types of its inputs, None if their number is unknown.
+    outputs: Types | None  # The types of its outputs, likewise.
     attributes: dict[str, Any] | None = field(default=None, repr=False)
 
 

@@ -91,13 +91,8 @@ def read_graph_def(path: PathLike) -> GraphDef:
 def select_meta_graph(
     saved_model: SavedModel, tags: Iterable[str] | None = None
 ) -> MetaGraphDef:
-    """Choose one of the MetaGraphs of a SavedModel.
-
-    Args:
-        saved_model: the proto.
-        tags: exactly the tags of the MetaGraph. None means the one with the tag "serve"
-            alone, or else the only one there is.
-    """
+    """Choose one of the MetaGraphs of a SavedModel, by exactly its tags."""
+    # None means the one with the tag "serve" alone, or else the only one there is.
     all_tags = [tuple(m.meta_info_def.tags) for m in saved_model.meta_graphs]
     requested_tags = {_PREFERRED_TAG} if tags is None else _tag_set(tags)
     for meta_graph, its_tags in zip(saved_model.meta_graphs, all_tags, strict=True):

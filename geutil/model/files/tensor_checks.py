@@ -15,7 +15,7 @@ from geutil.errors import ModelError
 from geutil.graph import protos
 from geutil.graph.protos import DATA_TYPES, OpDef, TensorProto, TensorShapeProto
 from geutil.graph.walks import tree
-from geutil.model.files.schema import REFERENCE
+from geutil.model.files.wire import REFERENCE
 
 Types: TypeAlias = tuple[int, ...]
 """Numbers of data types, one for each tensor; UNKNOWN where nothing tells it."""

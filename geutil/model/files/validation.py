@@ -170,11 +170,7 @@ class BodyInputs(InputResolver):
 def check_edges(
     nodes: Mapping[str, CheckedNode], inputs: InputResolver
 ) -> list[list[int]]:
-    """Check the inputs of each node.
-
-    Returns:
-        For each node the places of the nodes that it reads or waits for.
-    """
+    """Check the inputs of each node; return the places of the nodes that it needs."""
     producers = []
     for node in nodes.values():
         try:

@@ -17,8 +17,7 @@ from geutil.graph import adjacency, creation, functions
 from geutil.graph.function_calls import Caller
 from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name
 from geutil.model.functions import write_back
-from geutil.model.functions.body import EditableBody
-from geutil.model.functions.library import Entry, FunctionLibrary
+from geutil.model.functions.library import EditableBody, Entry, FunctionLibrary
 from geutil.model.functions.write_back import Family, NewOutput, Rebuild
 from geutil.model.programs import fresh_name, legal_name
 from geutil.select.walks import get_backward_walk_ops

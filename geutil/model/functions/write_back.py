@@ -16,15 +16,20 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.bodies.function_bodies import Written, hold_functions
 from geutil.errors import ModelError
 from geutil.graph import adjacency, creation, function_defs, functions, v1_control_flow
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
 from geutil.graph.function_calls import Caller, call_others, renamed_node
 from geutil.graph.types import Graph, Operation, Tensor, absolute_unique_name
-from geutil.model.functions.body import definition_of, materialize_body, result_shapes
-from geutil.model.functions.library import Entry, FunctionLibrary
+from geutil.model.functions.library import (
+    Entry,
+    FunctionLibrary,
+    definition_of,
+    materialize_body,
+    result_shapes,
+)
 from geutil.model.programs import fresh_name
-from geutil.transform.function_bodies import Written, hold_functions
 
 
 @dataclass(frozen=True)
@@ -86,27 +91,20 @@ def check_loops(entry_family: Family) -> None:
 
 @dataclass(frozen=True)
 class NewOutput:
-    """An output of the new op.
+    """An output of the new op."""
 
-    Attributes:
-        like: the tensor whose dtype, shape and, for a resource, handle it has.
-        old: the index of the output of the old op whose place it takes, if any.
-    """
-
-    like: Tensor
+    like: Tensor  # The tensor whose dtype, shape and, for a resource, handle it has.
+    # The index of the output of the old op whose place it takes, if any.
     old: int | None = None
 
 
 @dataclass(frozen=True)
 class Rebuild:
-    """The definition of the op that replaces a caller.
-
-    Attributes:
-        stand_ins: the replacements of outputs of the old op that are gone.
-    """
+    """The definition of the op that replaces a caller."""
 
     inputs: Sequence[Tensor]
     outputs: Sequence[NewOutput]
+    # The replacements of outputs of the old op that are gone.
     stand_ins: Mapping[int, Tensor] = field(default_factory=dict)
 
 
@@ -193,10 +191,8 @@ def sync(library: FunctionLibrary) -> None:
 
 
 def sync_below(library: FunctionLibrary, start: Entry) -> None:
-    """Write bodies back if one was edited that a body calls, however indirectly.
-
-    An edit of the body itself may be half done; nothing is behind for its graph.
-    """
+    """Write bodies back if one was edited that a body calls, however indirectly."""
+    # An edit of the body itself may be half done; nothing is behind for its graph.
     if library.is_written:
         return
     edited = library.edited(besides=start)
@@ -319,10 +315,8 @@ def with_argument(
 
 
 def _with_callers(library: FunctionLibrary, changed: Iterable[Entry]) -> list[Entry]:
-    """Return functions and those that call them, however indirectly, callees first.
-
-    No function calls itself: TensorFlow cannot import such a graph.
-    """
+    """Return functions and those that call them, however indirectly, callees first."""
+    # No function calls itself: TensorFlow cannot import such a graph.
     affected = {entry.name for entry in changed}
     order = []
     for entry in reversed(library.entries()):

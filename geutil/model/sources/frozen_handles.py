@@ -35,15 +35,11 @@ _PASSING = frozenset(
 
 @dataclass(frozen=True)
 class Frozen:
-    """The traces of variables in a frozen graph.
+    """The traces of variables in a frozen graph."""
 
-    Attributes:
-        values: for the name of each variable that corresponds to a value its tensor.
-        changes: the ops in functions that changed a variable.
-    """
-
+    # For the name of each variable that corresponds to a value its tensor.
     values: Mapping[str, str] = field(default_factory=dict)
-    changes: Sequence[str] = ()
+    changes: Sequence[str] = ()  # The ops in functions that changed a variable.
 
 
 def insert_handles(graph_def: Any) -> Frozen:
@@ -176,11 +172,9 @@ def _variable(producer: Any, kind: str, dtype: int) -> Any:
 
 
 def put_values(graph_def: Any, frozen: Frozen, what: str) -> None:
-    """Give all that takes a variable which corresponds to a value that value, in place.
-
-    An op that changes such a variable computes the new value. Ops after it in its
-    branch read that, and nothing keeps it: a warning names the op.
-    """
+    """Give all that takes a variable which a value replaced that value."""
+    # An op that changes such a variable computes the new value. Ops after it in its
+    # branch read that, and nothing keeps it: a warning names the op.
     values = frozen.values
     seeds = {
         node.name: HandleValue(

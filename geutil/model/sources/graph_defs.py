@@ -131,10 +131,9 @@ def _placeholders(graph_def: Any) -> list[str]:
 
 
 def _results(graph_def: Any) -> list[str]:
-    """Return the nodes with outputs that no node reads.
-
-    If some of them depend on a placeholder, only those: the others initialize or save.
-    """
+    """Return the nodes with outputs that no node reads."""
+    # If some of them depend on a placeholder, only those: the others initialize or
+    # save.
     read = {node_name(text) for node in graph_def.node for text in node.input}
     ends = [
         node.name
@@ -165,19 +164,9 @@ def programs_of_graph_def(
     assets: Mapping[str, str] | None = None,
     frozen: Frozen = _NOTHING,
 ) -> tuple[dict[str, ModelProgram], SharedState]:
-    """Return programs that share one graph, and the variables and tables made for it.
-
-    Args:
-        graph_def: the graph, which is not changed. In the programs reference variables
-            are resource variables.
-        signatures: the (inputs, outputs) of each signature.
-        what: the source in words.
-        facts: the known facts of the variables, by op name.
-        value_of: gives the value of a variable from its op's name and node; None where
-            it has none.
-        assets: the file for each constant that names one.
-        frozen: the facts that freezing left of variables.
-    """
+    """Return programs that share one graph, and its variables and tables."""
+    # In the programs reference variables are resource variables. `value_of` gives the
+    # value of a variable from its op's name and node; None where it has none.
     graph_def = _needed(graph_def, signatures.values())
     ends = [t for _, outputs in signatures.values() for t in outputs.values()]
     values = v1_variables.with_resource_variables(graph_def, ends)
@@ -217,10 +206,8 @@ def programs_of_graph_def(
 def _needed(
     graph_def: Any, ends: Iterable[tuple[dict[str, str], dict[str, str]]]
 ) -> Any:
-    """Return a graph without nodes that neither signatures nor tables need.
-
-    All variables stay: the model holds them.
-    """
+    """Return a graph without nodes that neither signatures nor tables need."""
+    # All variables stay: the model holds them.
     nodes = programs.nodes_by_name(graph_def)
     tensors = [t for pair in ends for part in pair for t in part.values()]
     # An end that is not there is reported later.
@@ -278,11 +265,9 @@ def facts_of_graph(graph: Graph) -> dict[str, VariableFacts]:
 def values_in_session(
     graph: Graph, session: Any
 ) -> Callable[[str, Any], np.ndarray[Any, Any] | None]:
-    """Return a function that reads each variable's value in a Session, once.
-
-    They are read in one run, if all have been initialized; nothing is added to the
-    graph, which may be finalized.
-    """
+    """Return a function that reads each variable's value in a Session, once."""
+    # They are read in one run, if all have been initialized; nothing is added to the
+    # graph, which may be finalized.
     if session is None:
         return lambda _name, _: None
     variables = {v.op.name: v for v in _graph_variables(graph)}

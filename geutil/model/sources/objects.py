@@ -39,11 +39,9 @@ def concrete_function_of(function: Any) -> Any:
 def ordered(
     variables: Iterable[tf.Variable], captured: Iterable[Any]
 ) -> list[tf.Variable]:
-    """Return variables in the order in which a function captured them.
-
-    TensorFlow lists them in another order in each process. Those that were not captured
-    go last, by name.
-    """
+    """Return variables in the order in which a function captured them."""
+    # TensorFlow lists them in another order in each process. Those that were not
+    # captured go last, by name.
     rest = {id(v.handle): v for v in map(strategy_variables.first_copy, variables)}
     handles = map(strategy_variables.first_handle, captured)
     captured_variables = [rest.pop(id(t)) for t in handles if id(t) in rest]
@@ -51,11 +49,9 @@ def ordered(
 
 
 def program_of_function(function: Any) -> ModelProgram:
-    """Return the program of a concrete function; named as its arguments and results.
-
-    A result that is no dictionary of tensors has outputs called `output_0` and so on,
-    as TensorFlow calls them in a SavedModel.
-    """
+    """Return the program of a concrete function; named as its arguments and results."""
+    # A result that is no dictionary of tensors has outputs called `output_0` and so on,
+    # as TensorFlow calls them in a SavedModel.
     graph = function.graph
     arguments = function.inputs[: len(function.inputs) - len(function.captured_inputs)]
     return program_of_graph(
@@ -230,11 +226,9 @@ def _uses_legacy_keras() -> bool:
 
 
 def program_of_keras_model(model: Any) -> tuple[ModelProgram, list[tf.Variable]]:
-    """Return the program of a Keras model called for inference, and its variables.
-
-    Inputs and outputs are named as the model names them. The model does not list all
-    variables that it reads: the states of layers that keep one between calls.
-    """
+    """Return the program of a Keras model called for inference, and its variables."""
+    # Inputs and outputs are named as the model names them. The model does not list all
+    # variables that it reads: the states of layers that keep one between calls.
     _check_backend(model)
     specs = _input_specs(model)
 
@@ -336,21 +330,16 @@ DEFAULT_SIGNATURE = "serving_default"
 
 @dataclass
 class Source:
-    """A source of models.
+    """A source of models."""
 
-    Attributes:
-        what: the source in words, for messages.
-        signatures: for each signature the function that makes its program.
-        functions: for each signature the function that can be saved as it is, when
-            nobody has opened the signature.
-        find_layers: finds the calls of Keras layers in a graph of which no program
-            tells any.
-    """
-
-    what: str
+    what: str  # The source in words, for messages.
+    # For each signature the function that makes its program.
     signatures: dict[str, Callable[[], ModelProgram]]
     holdings: SharedState = field(default_factory=SharedState)
+    # For each signature the function that can be saved as it is, when nobody has opened
+    # the signature.
     functions: dict[str, Any] = field(default_factory=dict)
+    # Finds the calls of Keras layers in a graph of which no program tells any.
     find_layers: Callable[[Graph], tuple[LayerCall, ...]] | None = None
 
     def chosen(self, signature: str | None) -> str:

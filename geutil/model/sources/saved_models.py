@@ -78,10 +78,8 @@ _NODE, _PLACE, _KIND, _METADATA = 1, 3, 4, 5
 
 
 def _keras_classes(path: Path) -> dict[str, str] | None:
-    """Return the classes of layers by path, as tf_keras notes them in a SavedModel.
-
-    None if there is no such note, or none that can be read: the model opens without.
-    """
+    """Return the classes of layers by path, as tf_keras notes them in a SavedModel."""
+    # None if there is no such note, or none that can be read: the model opens without.
     file = path / "keras_metadata.pb"
     if not file.is_file():
         return None

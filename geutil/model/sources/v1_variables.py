@@ -61,14 +61,7 @@ def files_of_tables(graph_def: Any) -> dict[str, str]:
 
 
 class GraphResource(tf.saved_model.experimental.TrackableResource):
-    """A table that a node of a graph makes and another one fills.
-
-    Args:
-        graph_def: the graph that both are in.
-        table: the node that makes the table.
-        initializer: the name of the node that fills it, None when nothing does.
-        assets: the file for each constant node that names one.
-    """
+    """A table that a node of a graph makes and another one fills."""
 
     def __init__(
         self,
@@ -166,27 +159,17 @@ _RESOURCE = tf.resource.as_datatype_enum
 
 @dataclass(frozen=True)
 class _Reference:
-    """A tensor that is a reference.
+    """A tensor that is a reference."""
 
-    Attributes:
-        variable: the name of its variable; of one of them, where several ways meet.
-        handle: the tensor that is the variable's handle there.
-        change: the op that hands it out once it has changed the variable; "" for none.
-    """
-
-    variable: str
-    handle: str
+    variable: str  # The name of its variable; of one of them, where several ways meet.
+    handle: str  # The tensor that is the variable's handle there.
+    # The op that hands it out once it has changed the variable; "" for none.
     change: str = ""
 
 
 def with_resource_variables(graph_def: Any, ends: Iterable[str]) -> dict[str, str]:
-    """Turn the reference variables of a `GraphDef` into resource variables, in place.
-
-    References go through branches and loops of version 1, as handles do.
-
-    Returns:
-        For each of `ends` that is a reference the tensor that is its value.
-    """
+    """Turn reference variables into resource variables; return the values of `ends`."""
+    # References go through branches and loops of version 1, as handles do.
     variables = {n.name: n for n in graph_def.node if n.op in op_types.REF_VARIABLES}
     if not variables:
         return {}
@@ -256,12 +239,7 @@ def _handed_on(
 
 
 class _Turned:
-    """A graph whose reference variables are being turned into resource variables.
-
-    Attributes:
-        read_from: by the names of nodes that read a variable its handle.
-        changing: the names of nodes that change a variable.
-    """
+    """A graph whose reference variables are being turned into resource variables."""
 
     def __init__(self, graph_def: Any, references: Mapping[str, _Reference]) -> None:
         nodes = programs.nodes_by_name(graph_def)
@@ -273,8 +251,9 @@ class _Turned:
         self._node_names = set(nodes)
         self._names: dict[tuple[str, str], str] = {}
         self.added: dict[str, Any] = {}
+        # By the names of nodes that read a variable its handle.
         self.read_from: dict[str, str] = {}
-        self.changing: set[str] = set()
+        self.changing: set[str] = set()  # The names of nodes that change a variable.
 
     def is_one(self, tensor_name: str) -> bool:
         """Tell whether a tensor is a reference."""
@@ -357,17 +336,11 @@ class _Turned:
 
 
 class _Buffers:
-    """The values of variables that are their buffers, and change with them.
+    """The values of variables that are their buffers, and change with them."""
 
-    An `Identity`, `Switch` or `Enter` of a reference shares its buffer: a read after a
-    change sees the new value. A resource variable is read once, so ops that come after
-    a change, by any way, get a read of their own.
-
-    Args:
-        graph_def: a graph whose reference variables were turned into resources.
-        read_from: by the names of nodes that read a variable its handle.
-        changing: the names of nodes that change a variable.
-    """
+    # An `Identity`, `Switch` or `Enter` of a reference shares its buffer: a read after
+    # a change sees the new value. A resource variable is read once, so ops that come
+    # after a change, by any way, get a read of their own.
 
     def __init__(
         self, graph_def: Any, read_from: Mapping[str, str], changing: Iterable[str]

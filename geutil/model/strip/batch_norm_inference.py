@@ -28,20 +28,17 @@ from geutil.select.walks import get_forward_walk_ops
 
 @dataclass
 class Turned:
-    """The fate of the batch norms.
-
-    Attributes:
-        updates: the updates of moving averages of batch norms that were turned: for the
-            name of each the norm.
-        kept_updates: those of batch norms that were kept, likewise.
-        fused: for the name of each fused batch norm the names of the tensors that are
-            its mean and variance now; the attributes of an op in a graph cannot change,
-            so this is for its program.
-    """
+    """The fate of the batch norms."""
 
     entries: list[Stripped] = field(default_factory=list)
+    # The updates of moving averages of batch norms that were turned: for the name of
+    # each the norm.
     updates: dict[str, str] = field(default_factory=dict)
+    # Those of batch norms that were kept, likewise.
     kept_updates: dict[str, str] = field(default_factory=dict)
+    # For the name of each fused batch norm the names of the tensors that are its mean
+    # and variance now; the attributes of an op in a graph cannot change, so this is for
+    # its program.
     fused: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
@@ -56,15 +53,7 @@ class _Source:
 def turn_batch_norms(
     parts: GraphParts, options: StripOptions, variable_names: Mapping[int, str]
 ) -> Turned:
-    """Turn the batch norms of a graph to inference, in place.
-
-    Args:
-        parts: the graph and its ends.
-        options: batch norms to keep, and variables for batch norms that the graph does
-            not tell.
-        variable_names: the names of variables by the identity of their handles, those
-            in the graph and those outside.
-    """
+    """Turn the batch norms of a graph to inference, in place."""
     live, norms = _norms(parts)
     averages = _by_statistic(moving_averages.moving_averages(parts.graph))
     turned = Turned()

@@ -47,22 +47,14 @@ _PLACEHOLDERS = frozenset(("Placeholder", "PlaceholderV2", "PlaceholderWithDefau
 
 @dataclass(frozen=True)
 class Switches:
-    """The switches of a program.
+    """The switches of a program."""
 
-    Attributes:
-        nodes: the names of the nodes that are constants now.
-    """
-
-    nodes: list[str]
+    nodes: list[str]  # The names of the nodes that are constants now.
     entries: list[Stripped]
 
 
 def set_switches(program: ModelProgram, options: StripOptions) -> Switches:
-    """Make the switches of a program constants, in place.
-
-    Returns:
-        The switches, and boolean inputs that may be some but are not known to be.
-    """
+    """Make switches of a program constants; return them and inputs that may be."""
     nodes = nodes_by_name(program.graph_def)
     values = _named(program, nodes, options.switches)
     entries = []
@@ -149,12 +141,10 @@ _CASES = {"Case": "StatefulPartitionedCall", "StatelessCase": "PartitionedCall"}
 
 
 def folded(program: ModelProgram, switches: Iterable[str], what: str) -> ModelProgram:
-    """Return a program without the branches that constants rule out.
-
-    Predicates are folded, version 1 conditionals and selections by a scalar are
-    rewritten, and functional ones become calls of the branch that runs, which are
-    inlined; then there may be more predicates to fold, and so on inwards.
-    """
+    """Return a program without the branches that constants rule out."""
+    # Predicates are folded, version 1 conditionals and selections by a scalar are
+    # rewritten, and functional ones become calls of the branch that runs, which are
+    # inlined; then there may be more predicates to fold, and so on inwards.
     rules = (constant_folding(max_bytes=_SCALAR), dead_branch_folding(), _selection())
     calls = set(_calls(program))
     deciding = set(switches)

@@ -43,20 +43,16 @@ def live_ops(parts: GraphParts) -> frozenset[Operation]:
 
 @dataclass(frozen=True)
 class StripOptions:
-    """The caller's choices, which the graph does not tell.
+    """The caller's choices, which the graph does not tell."""
 
-    Attributes:
-        switches: the value for each input or placeholder that is to be a constant.
-        statistics: for batch norms the variables of their moving mean and variance.
-        keep: ops and name scopes that stay as they are.
-        neutral: for ops their value at inference; None is that of an input.
-    """
-
+    # The value for each input or placeholder that is to be a constant.
     switches: Mapping[str, Any] = field(default_factory=dict)
+    # For batch norms the variables of their moving mean and variance.
     statistics: Mapping[str, tuple[tf.Variable, tf.Variable]] = field(
         default_factory=dict
     )
-    keep: tuple[str, ...] = ()
+    keep: tuple[str, ...] = ()  # Ops and name scopes that stay as they are.
+    # For ops their value at inference; None is that of an input.
     neutral: Mapping[str, Any] = field(default_factory=dict)
 
     def keeps(self, name: str) -> bool:

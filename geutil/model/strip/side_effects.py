@@ -24,12 +24,10 @@ _SWITCHES = frozenset(("RefSwitch", "Switch", "_SwitchN"))
 
 
 def prune(program: ModelProgram, dropped: Iterable[str], kept: Iterable[str]) -> None:
-    """Drop nodes, and those that outputs and kept effects do not need, in place.
-
-    A node is waited for no more, unless an effect that stays happens before it, its
-    value is needed anyway, or it decides whether the waiting node runs: the branches
-    and loops of version 1 are held together by such edges.
-    """
+    """Drop nodes, and those that outputs and kept effects do not need, in place."""
+    # A node is waited for no more, unless an effect that stays happens before it, its
+    # value is needed anyway, or it decides whether the waiting node runs: the branches
+    # and loops of version 1 are held together by such edges.
     graph_def = programs.subgraph(program.graph_def, program.graph_def.node)
     nodes = programs.nodes_by_name(graph_def)
     effects = list(kept)
@@ -124,10 +122,7 @@ def is_write(node: Any) -> bool:
 
 
 class EffectKinds:
-    """Tells of each node which kinds of effects it has.
-
-    Cost: linear in the nodes of the functions, once.
-    """
+    """Tells of each node which kinds of effects it has."""
 
     def __init__(self, functions: Mapping[str, Any]) -> None:
         self._effects = Effects(functions)
@@ -179,32 +174,24 @@ _HANDING_ON = frozenset(("Enter", "Identity", "Switch"))
 
 @dataclass
 class Known:
-    """Known facts of side effects before their graph is looked at.
+    """Known facts of side effects before their graph is looked at."""
 
-    Attributes:
-        dropped: for nodes that go in any case the reason.
-        kept: for nodes that stay in any case the reason.
-        variable_names: the name of each variable by the node of its handle.
-        read_elsewhere: for nodes of handles the signature that reads the variable too.
-    """
-
+    # For nodes that go in any case the reason.
     dropped: dict[str, str] = field(default_factory=dict)
+    # For nodes that stay in any case the reason.
     kept: dict[str, str] = field(default_factory=dict)
+    # The name of each variable by the node of its handle.
     variable_names: Mapping[str, str] = field(default_factory=dict)
+    # For nodes of handles the signature that reads the variable too.
     read_elsewhere: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
 class Decision:
-    """Which nodes with side effects go and which stay.
+    """Which nodes with side effects go and which stay."""
 
-    Attributes:
-        dropped: the names of those that go.
-        kept: the names of those that stay.
-    """
-
-    dropped: list[str]
-    kept: list[str]
+    dropped: list[str]  # The names of those that go.
+    kept: list[str]  # The names of those that stay.
     entries: list[Stripped]
 
 
@@ -216,10 +203,9 @@ def decide_effects(
 
 
 class _Decider:
-    """The state of one decision.
+    """The state of one decision."""
 
-    A write of a variable is pending until something that stays reads the variable.
-    """
+    # A write of a variable is pending until something that stays reads the variable.
 
     def __init__(
         self, program: ModelProgram, options: StripOptions, known_effects: Known

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from geutil.graph import op_types
 from geutil.graph.types import Operation, Tensor
 from geutil.rewrite.matching import match
-from geutil.rewrite.rules.dropout import dropout_removal
-from geutil.rewrite.rules.noise import noise_removal
+from geutil.rewrite.rules.dropout import dropout_removal, noise_removal
 from geutil.select.networks.provenance import DATA_SLOTS, Origins
 
 

@@ -141,10 +141,8 @@ def is_foldable(op: Operation) -> bool:
 
 
 def is_pure(op_def: Any, attributes: Any) -> bool:
-    """Tell whether an op of this signature, None if unknown, has no state of its own.
-
-    Random numbers by a seed depend on the device that draws them.
-    """
+    """Tell whether an op of this signature, None if unknown, has no state."""
+    # Random numbers by a seed depend on the device that draws them.
     return (
         op_def is not None
         and not op_def.is_stateful

@@ -131,10 +131,8 @@ def _live_input(match: Match) -> Replaced:
 
 
 def _dead_input(tensors: list[Tensor]) -> int | None:
-    """Return which of two tensors a constant predicate makes dead, or None.
-
-    Both branches are searched in turn, so a short one is done when it is.
-    """
+    """Return which of two tensors a constant predicate makes dead, or None."""
+    # Both branches are searched in turn, so a short one is done when it is.
     queues = [[t] for t in tensors]
     seen: list[set[Operation]] = [set(), set()]
     for step in range(MAX_BRANCH):

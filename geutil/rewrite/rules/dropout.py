@@ -1,10 +1,18 @@
-"""Dropout removal: at inference, dropout does nothing."""
+"""Dropout and noise removal: at inference, neither does anything."""
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 
-from geutil.graph.op_types import ADDITIONS, FAKE_QUANT, SELECTS, UNIFORM_DRAWS
+from geutil.graph.op_types import (
+    ADDITIONS,
+    FAKE_QUANT,
+    NORMAL_DRAWS,
+    SELECTS,
+    UNIFORM_DRAWS,
+)
 from geutil.graph.types import Tensor
 from geutil.rewrite.compiling import Const, constant_value
 from geutil.rewrite.matching import Match
@@ -154,10 +162,9 @@ def _number(name: str) -> Pattern:
 
 
 def _constant(name: str) -> Pattern:
-    """Return the pattern of a constant; Keras casts bounds that are given as integers.
-
-    Also where it computes in half precision.
-    """
+    """Return the pattern of a constant, cast by Keras or not."""
+    # Keras casts bounds that are given as integers, and where it computes in half
+    # precision.
     return seen_through(Const(name), "Cast")
 
 
@@ -224,3 +231,85 @@ def _value(
     if tensor is None or not Const().accepts(tensor):
         return default
     return np.asarray(constant_value(tensor), np.float64)
+
+
+def noise_removal() -> tuple[Rule, ...]:
+    """Return rules that let noise layers pass their input on.
+
+    They know the ops that the Keras 3 layers build: `GaussianNoise` is x + normal,
+    `GaussianDropout` x * normal around 1, and `AlphaDropout` a * (x * mask + p * (1 -
+    mask)) + b. Refused: normal noise whose mean is not zero, and alpha dropout whose
+    constants do not keep mean and variance.
+    """
+    return (
+        Rule(_additive(), _input, lambda m: _off_mean(m, 0.0), "gaussian_noise"),
+        Rule(_factor(), _input, lambda m: _off_mean(m, 1.0), "gaussian_dropout"),
+        Rule(_alpha(), _input, _unfit_alpha, "alpha_dropout"),
+    )
+
+
+def _additive() -> Pattern:
+    return Op(ADDITIONS, Any("x"), _normal(), commutative=True)
+
+
+def _factor() -> Pattern:
+    return Op("Mul", Any("x"), _normal(), commutative=True)
+
+
+def _normal() -> Pattern:
+    """Return the pattern of normal numbers with constant mean and deviation."""
+    scaled = _times(seen_through(Op(NORMAL_DRAWS)), _plain("stddev"))
+    return _plus(scaled, _plain("mean"))
+
+
+def _alpha() -> Pattern:
+    mask = seen_through(Op("Cast", Op("GreaterEqual", uniform(), Const("rate"))))
+    dropped = seen_through(Op("Sub", _plain("one"), mask))
+    mixed = _plus(_times(Any("x"), mask), _times(_plain("p"), dropped))
+    return Op(
+        ADDITIONS,
+        _times(_plain("a"), mixed),
+        _plain("b"),
+        commutative=True,
+    )
+
+
+def _plain(name: str) -> Pattern:
+    return seen_through(Const(name))
+
+
+def _times(a: Pattern, b: Pattern) -> Pattern:
+    return seen_through(Op("Mul", a, b, commutative=True))
+
+
+def _plus(a: Pattern, b: Pattern) -> Pattern:
+    return seen_through(Op(ADDITIONS, a, b, commutative=True))
+
+
+def _off_mean(match: Match, expected: float) -> str | None:
+    mean = _constant_of(match, "mean")
+    if np.any(mean != expected):
+        return (
+            f"its mean is {mean}, not {expected:g}: taking it out would shift the rest"
+        )
+    return None
+
+
+def _unfit_alpha(match: Match) -> str | None:
+    values = [_constant_of(match, name) for name in ("rate", "p", "one", "a", "b")]
+    if any(value.ndim for value in values):
+        return "its constants are no scalars"
+    rate, p, one, a, b = map(float, values)
+    # Klambauer et al., Self-Normalizing Neural Networks, 2017, section 2.
+    scale = 1.0 / math.sqrt((1.0 - rate) * (1.0 + rate * p * p)) if rate < 1 else 0.0
+    close = all(
+        math.isclose(x, y, rel_tol=_TOLERANCE, abs_tol=_TOLERANCE)
+        for x, y in ((one, 1.0), (a, scale), (b, -scale * p * rate))
+    )
+    if not close:
+        return f"{a:g} and {b:g} do not balance a rate of {rate:g}"
+    return None
+
+
+def _constant_of(match: Match, name: str) -> np.ndarray:
+    return np.asarray(constant_value(match[name]), np.float64)

@@ -34,13 +34,9 @@ _LENGTHS = frozenset(("Prod", "Shape", "ShapeN", "Size"))
 
 @dataclass(frozen=True, eq=False)
 class FusedNorm:
-    """A batch norm that is a single op.
+    """A batch norm that is a single op."""
 
-    Attributes:
-        op: the op; it reads data, scale, offset, mean and variance.
-    """
-
-    op: Operation
+    op: Operation  # The op; it reads data, scale, offset, mean and variance.
 
     @property
     def trains(self) -> bool:
@@ -78,10 +74,7 @@ def fused_norm(op: Operation) -> FusedNorm | None:
 
 
 def fused_in_training(op: Operation) -> FusedNorm | None:
-    """Return an op as a fused batch norm that uses the batch's statistics, else None.
-
-    Layer norms are none.
-    """
+    """Return an op as a fused batch norm in training, no layer norm, else None."""
     fused = fused_norm(op)
     if fused is None or not fused.trains or is_layer_norm(op):
         return None
@@ -89,12 +82,10 @@ def fused_in_training(op: Operation) -> FusedNorm | None:
 
 
 def is_layer_norm(op: Operation) -> bool:
-    """Tell whether a fused batch norm normalizes each example by itself.
-
-    So tf_keras writes a layer norm: examples become the channels of a batch of one,
-    scaled by ones and shifted by zeros, as many as there are examples. No parameter and
-    no moving average has such a length, so no batch norm looks like this.
-    """
+    """Tell whether a fused batch norm normalizes each example by itself."""
+    # So tf_keras writes a layer norm: examples become the channels of a batch of one,
+    # scaled by ones and shifted by zeros, as many as there are examples. No parameter
+    # and no moving average has such a length, so no batch norm looks like this.
     fused = fused_norm(op)
     if fused is None or not fused.trains or not data_format(op).startswith("NC"):
         return False
@@ -136,11 +127,9 @@ def behind_shaping(tensor: Tensor, passing: Collection[str] = SHAPING) -> Tensor
 
 
 def reduces_batch(op: Operation) -> bool:
-    """Tell whether an op reduces over the first axis, but not over all axes.
-
-    Where channels are one axis, `geutil.select.networks.provenance.is_statistic` asks
-    for more: that all axes but one are reduced.
-    """
+    """Tell whether an op reduces over the first axis, but not over all axes."""
+    # Where channels are one axis, `provenance.is_statistic` asks for more: that all
+    # axes but one are reduced.
     if op.type not in ("Mean", "Sum") or not is_constant(op.inputs[1]):
         return False
     rank = op.inputs[0].shape.rank
@@ -158,11 +147,9 @@ def is_constant(tensor: Tensor) -> bool:
 
 
 def batch_mean(tensor: Tensor) -> Tensor | None:
-    """Return the tensor that `tensor` is a mean of over the batch, or None.
-
-    The mean may be weighted, as Keras does it under a mask: a sum over a sum. Both may
-    be summed over replicas.
-    """
+    """Return the tensor that `tensor` is a mean of over the batch, or None."""
+    # The mean may be weighted, as Keras does it under a mask: a sum over a sum. Both
+    # may be summed over replicas.
     op = tensor.op
     if op.type == "Mean" and reduces_batch(op):
         return op.inputs[0]
@@ -187,11 +174,10 @@ def is_batch_moment(tensor: Tensor) -> bool:
 
 
 def measured_moment(tensor: Tensor) -> Tensor | None:
-    """Return the moment that another one is derived from, or None.
-
-    Where a norm was folded for training in one pass, moments are taken of scaled data,
-    and divided by the scale, which has no gradients. So they are those of the data.
-    """
+    """Return the moment that another one is derived from, or None."""
+    # Where a norm was folded for training in one pass, moments are taken of scaled
+    # data, and divided by the scale, which has no gradients. So they are those of the
+    # data.
     op = tensor.op
     if op.type != "RealDiv" or op.inputs[1].op.type != "StopGradient":
         return None
@@ -231,28 +217,20 @@ def mean_of_difference(tensor: Tensor) -> tuple[Tensor, Tensor] | None:
 
 @dataclass(frozen=True, eq=False)
 class BatchMoments:
-    """A mean and a variance over the batch: those of a batch norm in training.
+    """A mean and a variance over the batch: those of a batch norm in training."""
 
-    Attributes:
-        name: the fused op, or the op that yields the variance.
-        mean: the mean, as the reduction yields it.
-        fused: the op that also normalizes, if there is one.
-    """
-
-    name: str
-    mean: Tensor
+    name: str  # The fused op, or the op that yields the variance.
+    mean: Tensor  # The mean, as the reduction yields it.
     variance: Tensor
-    fused: FusedNorm | None = None
+    fused: FusedNorm | None = None  # The op that also normalizes, if there is one.
 
 
 def batch_moments(
     ops: Iterable[Operation], fed: frozenset[Operation]
 ) -> Iterator[BatchMoments]:
-    """Yield the moments of the batch that some ops compute, in the order of the ops.
-
-    Layer, group and instance norms do not reduce over the batch; tensors computed from
-    variables alone, such as the statistics of a kernel, have no batch.
-    """
+    """Yield the moments of the batch that some ops compute, in the order of the ops."""
+    # Layer, group and instance norms do not reduce over the batch; tensors computed
+    # from variables alone, such as the statistics of a kernel, have no batch.
     for op in ops:
         if op not in fed:
             continue

@@ -81,11 +81,7 @@ def batches(
 def one_batch(
     data: Any, inputs: Mapping[str, Any], error: type[GeutilError]
 ) -> dict[str, Any] | None:
-    """Return the only batch that data is; None if it may hold several.
-
-    Raises:
-        ArgumentTypeError, GeutilError: as `batches`.
-    """
+    """Return the only batch that data is; None if it may hold several."""
     if _is_one(data, inputs):
         return _named(data, inputs, "the data", error)
     return None
@@ -273,13 +269,7 @@ class InputsSeen:
         self._sums: dict[str, tuple[float, float, float, int]] = {}
 
     def add(self, name: str, given: Any, seen: str) -> None:
-        """Take in the values of an input in a batch.
-
-        Args:
-            name: the name of the input.
-            given: the values as they were given.
-            seen: the name of the type that they are cast to.
-        """
+        """Take in the values of an input in a batch, of the type they are cast to."""
         values = np.asarray(given)
         if values.dtype.kind not in "biuf" and values.dtype.name != "bfloat16":
             return
@@ -305,12 +295,7 @@ class InputsSeen:
 def joined(
     results: Sequence[Mapping[str, Any]], error: type[GeutilError]
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the results of batches as those of all samples, batch behind batch.
-
-    Raises:
-        GeutilError: of the class `error`: an output has no axis of samples, or another
-            shape in each batch.
-    """
+    """Return the results of batches as those of all samples, batch behind batch."""
     if len(results) == 1:
         return dict(results[0])
     whole = {}

@@ -22,16 +22,9 @@ _FORWARD = frozenset(("StopGradient", "PreventGradient"))
 def training_ops(
     graph: Graph, ops: Sequence[Operation] | None = None
 ) -> list[Operation]:
-    """Return the ops that compute gradients, or apply them to variables.
-
-    Those of optimizers first. Gradients whose ops are of types of their own are found,
-    as those of convolutions, Relus and biases are.
-
-    Args:
-        graph: the graph.
-        ops: those to look at; None are all, but those of other replicas of
-            `tf.distribute` while one is traced.
-    """
+    """Return the ops that compute gradients, or apply them to variables."""
+    # Gradients whose ops are of types of their own are found, as those of convolutions,
+    # Relus and biases are.
     ops = replicas.own_operations(graph) if ops is None else ops
     kinds = {op.type for op in ops} - _FORWARD
     updates = {kind for kind in kinds if _UPDATES.search(kind)}

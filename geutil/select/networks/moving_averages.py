@@ -38,18 +38,14 @@ _RESOURCE_UPDATES = frozenset(t for t in _UPDATES if t.endswith("VariableOp"))
 
 @dataclass(frozen=True, eq=False)
 class MovingVariable:
-    """A variable that follows a statistic of the batch.
+    """A variable that follows a statistic of the batch."""
 
-    Attributes:
-        statistic: the mean or variance of the batch.
-        updates: the ops that move the variable on, at least one; input 1 of each is the
-            value that it assigns, adds or subtracts.
-        value: the variable's value that the first update reads, the average before the
-            step; None if it does not, or if that was not asked for.
-    """
-
-    statistic: Tensor
+    statistic: Tensor  # The mean or variance of the batch.
+    # The ops that move the variable on, at least one; input 1 of each is the value that
+    # it assigns, adds or subtracts.
     updates: tuple[Operation, ...]
+    # The variable's value that the first update reads, the average before the step;
+    # None if it does not, or if that was not asked for.
     value: Tensor | None = None
 
     @property
@@ -74,11 +70,10 @@ class MovingVariable:
 
 
 class MovingStatistics:
-    """Finds the moving averages of batch norms in training.
+    """Finds the moving averages of batch norms in training."""
 
-    A variable follows a statistic if the graph assigns it a value that depends on the
-    statistic, and on no other data.
-    """
+    # A variable follows a statistic if the graph assigns it a value that depends on the
+    # statistic, and on no other data.
 
     def __init__(self, graph: Graph, origins: Origins) -> None:
         self._origins = origins
@@ -176,24 +171,18 @@ def base_of(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class NoAverage:
-    """Why a statistic has no moving average that is known.
-
-    Attributes:
-        op: the op that the reason is about.
-    """
+    """Why a statistic has no moving average that is known."""
 
     reason: str
-    op: Operation
+    op: Operation  # The op that the reason is about.
 
 
 def moving_average(
     statistic: Tensor, kind: str, stops: Collection[Operation], origins: Origins
 ) -> MovingVariable | NoAverage:
-    """Return the moving average of a statistic of the batch, or why there is none.
-
-    Its update reads the variable and the statistic, and nothing but arithmetic lies
-    between.
-    """
+    """Return the moving average of a statistic of the batch, or why there is none."""
+    # Its update reads the variable and the statistic, and nothing but arithmetic lies
+    # between.
     update_by_variable: dict[Operation, Operation] = {}
     for op, tensor in _readers_onwards(statistic, stops, origins):
         if op.type in _UPDATES and op.inputs[1] is tensor:
@@ -245,11 +234,9 @@ def _readers_onwards(
 
 
 def _channelwise_inputs(tensor: Tensor) -> list[Tensor]:
-    """Return the operands of a value that is computed channel by channel.
-
-    A fused batch norm adds a part of its mean or variance input, if its averaging
-    factor is not 1.
-    """
+    """Return the operands of a value that is computed channel by channel."""
+    # A fused batch norm adds a part of its mean or variance input, if its averaging
+    # factor is not 1.
     op = tensor.op
     if op.type in _UNARY:
         return [op.inputs[0]]
@@ -274,11 +261,9 @@ _MAX_OPS = 64
 
 
 def moving_averages(graph: Graph) -> list[MovingVariable]:
-    """Return the moving averages of a graph, in the order of their updates.
-
-    The assigned value must be made of the variable itself, one statistic of the batch
-    and coefficients, by sums, differences, products and choices alone.
-    """
+    """Return the moving averages of a graph, in the order of their updates."""
+    # The assigned value must be made of the variable itself, one statistic of the batch
+    # and coefficients, by sums, differences, products and choices alone.
     averages = []
     for op in graph.get_operations():
         if op.type in _RESOURCE_UPDATES:
@@ -291,11 +276,9 @@ def moving_averages(graph: Graph) -> list[MovingVariable]:
 def unknown_averages(
     graph: Graph, live: frozenset[Operation], known_averages: Iterable[MovingVariable]
 ) -> Iterator[tuple[Operation, Tensor]]:
-    """Yield (update, tensor) where a variable tracks an ancestor of outputs.
-
-    Nothing live reads the variable, as with the moving average of a batch norm in
-    training; but the tensor is no statistic that is known.
-    """
+    """Yield (update, tensor) where a variable tracks an ancestor of outputs."""
+    # Nothing live reads the variable, as with the moving average of a batch norm in
+    # training; but the tensor is no statistic that is known.
     left_out = frozenset(
         update for average in known_averages for update in average.updates
     )

@@ -40,20 +40,13 @@ def distances(x: Array, y: Array) -> Array:
 
 
 def exact_distances(a: Array, b: Array) -> Array:
-    """Return |a - b| of integers, of which float64 does not hold all.
-
-    Differences of int64 and uint64 do not fit into either, so Python's integers are
-    subtracted.
-    """
+    """Return |a - b| of integers, of which float64 does not hold all."""
+    # Differences of int64 and uint64 do not fit into either: Python's integers do.
     return np.abs(a.astype(object) - b.astype(object)).astype(np.float64)
 
 
 def farthest(apart: Array) -> tuple[float, tuple[int, ...]]:
-    """Return the largest of some distances, and its first index.
-
-    Args:
-        apart: distances, at least one.
-    """
+    """Return the largest of some distances, and its first index."""
     place = np.unravel_index(int(np.argmax(apart)), apart.shape)
     index = tuple(int(i) for i in place)
     return float(apart[index]), index
@@ -83,10 +76,8 @@ class Motion:
     samples: int
 
     def proves(self, rtol: float = RTOL, atol: float = ATOL) -> bool:
-        """Tell whether the output moves by more than the tolerances allow.
-
-        One sample has nothing to move from, so that nothing is known.
-        """
+        """Tell whether the output moves by more than the tolerances allow."""
+        # One sample has nothing to move from, so that nothing is known.
         return self.samples < 2 or self.varies > atol + rtol * self.largest
 
     def relative(self, apart: float) -> float:
@@ -127,13 +118,8 @@ class Movement:
         self._samples = 0
 
     def add(self, values: Array, rows: int | None) -> None:
-        """Take in an output for a batch.
-
-        Args:
-            values: the output.
-            rows: how many samples the batch has; an output that is not as long is one
-                of the whole batch.
-        """
+        """Take in an output for a batch of `rows` samples."""
+        # An output that is not as long is one of the whole batch.
         by_row = rows is not None and values.ndim and len(values) == rows
         samples = values if by_row else values[None]
         self._samples += len(samples)

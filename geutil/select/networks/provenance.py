@@ -37,11 +37,9 @@ IsParameter = Callable[[Tensor], bool]
 def constant_inputs(
     ops: Sequence[Operation], is_parameter: IsParameter
 ) -> frozenset[Operation]:
-    """Return the ops whose results stand in for the inputs of a network.
-
-    None if anything is fed, numbers or indices, or no layer reads parameters alone.
-    Products that are weights of other layers count for nothing.
-    """
+    """Return the ops whose results stand in for the inputs of a network."""
+    # None if anything is fed, numbers or indices, or no layer reads parameters alone.
+    # Products that are weights of other layers count for nothing.
     layers = [op for op in ops if op.type in DATA_SLOTS]
     if not layers or any(_is_fed(op, is_parameter) for op in ops):
         return frozenset()
@@ -55,10 +53,7 @@ def constant_inputs(
 
 
 def _is_fed(op: Operation, is_parameter: IsParameter) -> bool:
-    """Tell whether an op makes numbers of something else than numbers, or of nothing.
-
-    Random ones are no input, but noise.
-    """
+    """Tell whether an op makes numbers of no numbers; random ones are no input."""
     if not _makes_numbers(op, is_parameter):
         return False
     computed = any(t.dtype.is_floating for t in op.inputs)
@@ -70,11 +65,9 @@ def _makes_numbers(op: Operation, is_parameter: IsParameter) -> bool:
 
 
 def _behind_indices(ops: Sequence[Operation]) -> list[Operation]:
-    """Return the ops that depend on values of integers or strings that are fed.
-
-    Tokens that a table is looked up by, for one. A number alone is a count of steps,
-    and shapes are no values.
-    """
+    """Return the ops that depend on values of integers or strings that are fed."""
+    # Tokens that a table is looked up by, for one. A number alone is a count of steps,
+    # and shapes are no values.
     dependents: dict[Operation, None] = {}
     for op in ops:
         if op.type in op_types.SHAPE_READERS:
@@ -180,13 +173,10 @@ class Origin(IntEnum):
 
 
 class Origins:
-    """The origins of the tensors of a graph.
-
-    Attributes:
-        inputs: constants and variables that count as data, since nothing is fed.
-    """
+    """The origins of the tensors of a graph."""
 
     def __init__(self, graph: Graph) -> None:
+        # Constants and variables that count as data, since nothing is fed.
         self.inputs: frozenset[Operation] = frozenset()
         ops = adjacency.topological_sort(graph.get_operations())
         self._trace(ops)
@@ -216,10 +206,8 @@ class Origins:
         return self.of(tensor) in (Origin.CONSTANT, Origin.VARIABLE)
 
     def spreads(self, tensor: Tensor) -> frozenset[Operation]:
-        """Return the ops behind a parameter that take the root of a variance.
-
-        That is, of a sum with a small constant, as in `rsqrt(variance + epsilon)`.
-        """
+        """Return the ops behind a parameter that take the root of a variance."""
+        # That is, of a sum with a small constant, as in `rsqrt(variance + epsilon)`.
         return self._spreads.get(tensor.op, frozenset())
 
     def _origin(self, op: Operation) -> Origin | None:

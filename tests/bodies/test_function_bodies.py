@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
+from geutil.bodies.function_bodies import OpenedFunctions, trace_bodies
 from geutil.graph import transaction
-from geutil.transform.function_bodies import OpenedFunctions, trace_bodies
 from tests.settings import evaluate, needs_eager
 
 pytestmark = needs_eager

@@ -5,8 +5,8 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import function
 
-from geutil.graph.inlining import Kept, inline_calls
-from tests.graph.calling import calls_left, node_names, nodes, same, unordered
+from geutil.bodies.inlining import Kept, inline_calls
+from tests.bodies.calling import calls_left, node_names, nodes, same, unordered
 
 
 def placeholder(name="x", shape=(2,), dtype=tf.float32):

@@ -39,7 +39,7 @@ def is_automatic(name: str, op: str) -> bool:
     """Tell whether a name says no more than the type of its op.
 
     Example:
-        >>> from geutil.graph.inlining_plan import is_automatic
+        >>> from geutil.bodies.inlining_plan import is_automatic
         >>> is_automatic("add_3", "AddV2"), is_automatic("conv/add_3", "AddV2")
         (True, False)
     """
@@ -48,11 +48,9 @@ def is_automatic(name: str, op: str) -> bool:
 
 
 def call_scope(name: str, op: str) -> str:
-    """Return the scope that a call gives its body: its name, unless it is automatic.
-
-    A name of more than a thousand characters is none that anybody reads: below it, the
-    scopes start anew.
-    """
+    """Return the scope that a call gives its body: its name, unless it is automatic."""
+    # A name of more than a thousand characters is none that anybody reads: below it,
+    # the scopes start anew.
     if len(name) > _LONGEST:
         return ""
     basename = scope_basename(name)
@@ -66,7 +64,7 @@ def readable(function: str) -> str:
     """Return the name that a function had in its source, fit for a scope.
 
     Example:
-        >>> from geutil.graph.inlining_plan import readable
+        >>> from geutil.bodies.inlining_plan import readable
         >>> readable("__inference_dense_layer_call_fn_1234")
         'dense_layer_call_fn'
     """
@@ -79,21 +77,13 @@ def readable(function: str) -> str:
 
 @dataclass(frozen=True)
 class Claim:
-    """A body that asks for names.
+    """A body that asks for names."""
 
-    Attributes:
-        scope: the scope to put it in, with a slash at its end, or nothing.
-        fallback: the name of the scope below that for when names are taken.
-        names: the names of its nodes, as the body has them.
-        automatic: those among them that say nothing.
-        mostly_automatic: whether that holds for most nodes, callees' included.
-    """
-
-    scope: str
-    fallback: str
-    names: Sequence[str]
-    automatic: frozenset[str]
-    mostly_automatic: bool
+    scope: str  # The scope to put it in, with a slash at its end, or nothing.
+    fallback: str  # The name of the scope below that for when names are taken.
+    names: Sequence[str]  # The names of its nodes, as the body has them.
+    automatic: frozenset[str]  # Those among them that say nothing.
+    mostly_automatic: bool  # Whether that holds for most nodes, callees' included.
 
 
 class Namespace:
@@ -112,10 +102,7 @@ class Namespace:
         return name
 
     def claim(self, claims: Sequence[Claim]) -> list[dict[str, str]]:
-        """Return the name in the graph of each node of each body.
-
-        Bodies that stand in each other's way are treated alike: all of them move.
-        """
+        """Return the names of each body's nodes; bodies in each other's way move."""
         name_counts = Counter(c.scope + name for c in claims for name in c.names)
         return [self._claim(c, name_counts) for c in claims]
 
@@ -164,26 +151,19 @@ _ENTRANCES = op_types.ENTERS | op_types.SWITCHES
 
 @dataclass
 class CallerPlan:
-    """One graph that calls: the main one, or a function for a choice of attributes.
-
-    Attributes:
-        effects: tells which nodes have an effect.
-        state: tells which nodes have one or read state that effects change.
-        calls: the calls that will be replaced, by node.
-        kept: the function and the reason of each other call.
-        size: number of nodes, those of the calls' bodies included.
-        automatic: number of those whose name says nothing.
-        bytes: about the size of all that as a protobuf.
-    """
+    """One graph that calls: the main one, or a function for a choice of attributes."""
 
     body: FlatBody
-    effects: Effects = field(repr=False)
+    effects: Effects = field(repr=False)  # Tells which nodes have an effect.
+    # Tells which nodes have one or read state that effects change.
     state: Effects = field(repr=False)
+    # The calls that will be replaced, by node.
     calls: dict[str, FunctionCall] = field(default_factory=dict)
+    # The function and the reason of each other call.
     kept: dict[str, tuple[str, str]] = field(default_factory=dict)
-    size: int = 0
-    automatic: int = 0
-    bytes: int = 0
+    size: int = 0  # Number of nodes, those of the calls' bodies included.
+    automatic: int = 0  # Number of those whose name says nothing.
+    bytes: int = 0  # About the size of all that as a protobuf.
 
     @cached_property
     def names(self) -> tuple[str, ...]:
@@ -203,10 +183,7 @@ class CallerPlan:
 
     @cached_property
     def needs(self) -> dict[str, list[str]]:
-        """The nodes and arguments that each node reads or waits for.
-
-        Without the back edges of loops.
-        """
+        """The nodes and arguments that each node needs, without back edges."""
         definitions = {node.name: node.definition for node in self.body.nodes}
 
         def is_back_edge(reader: Any, producer: str) -> bool:
@@ -223,10 +200,8 @@ class CallerPlan:
         }
 
     def reliable_needs(self, name: str) -> list[str]:
-        """Return the needs that hold for every replacement of a node.
-
-        The body of a call need not read all inputs of the call.
-        """
+        """Return the needs that hold for every replacement of a node."""
+        # The body of a call need not read all inputs of the call.
         return self._control_needs.get(name) or (
             [] if name in self.calls else self.needs[name]
         )
@@ -246,11 +221,9 @@ class CallerPlan:
 
     @cached_property
     def waiting(self) -> list[BodyNode]:
-        """The nodes that need new control inputs: all others wait for one of them.
-
-        Those that read nothing of the body, and calls that will be replaced: the first
-        ops of their bodies need not read the call's inputs.
-        """
+        """The nodes that need new control inputs: all others wait for one of them."""
+        # Those that read nothing of the body, and calls that will be replaced: the
+        # first ops of their bodies need not read the call's inputs.
         return [node for node in self.body.nodes if self._has_to_be_told(node)]
 
     def _has_to_be_told(self, node: BodyNode) -> bool:
@@ -261,10 +234,8 @@ class CallerPlan:
 
     @cached_property
     def branched(self) -> frozenset[str]:
-        """The nodes that may be in a version 1 loop or in a branch: behind an entrance.
-
-        Nodes behind the loop or the branches are among them, for simplicity.
-        """
+        """The nodes that may be in a version 1 loop or branch: behind an entrance."""
+        # Nodes behind the loop or the branches are among them, for simplicity.
         branched_names: set[str] = set()
         entrances = {n.name for n in self.body.nodes if n.definition.op in _ENTRANCES}
         if entrances:

@@ -7,10 +7,10 @@ import tensorflow as tf
 from google.protobuf.message import DecodeError
 from tensorflow.core.framework import function_pb2, graph_pb2
 
+from geutil.bodies.inlining import inline_calls
 from geutil.errors import GeutilError, TransformError
 from geutil.graph.flat_body import flat_body
-from geutil.graph.inlining import inline_calls
-from tests.graph.calling import calls_left, in_topological_order, run
+from tests.bodies.calling import calls_left, in_topological_order, run
 from tests.model.mutations import mutate
 
 FLOAT = tf.float32.as_datatype_enum

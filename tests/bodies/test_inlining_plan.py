@@ -2,10 +2,10 @@
 
 import tensorflow as tf
 
-from geutil.graph.inlining import inline_calls
-from geutil.graph.inlining_plan import call_scope, is_automatic, readable
-from tests.graph.calling import node_names
-from tests.graph.test_inlining import concrete, placeholder, raw_call
+from geutil.bodies.inlining import inline_calls
+from geutil.bodies.inlining_plan import call_scope, is_automatic, readable
+from tests.bodies.calling import node_names
+from tests.bodies.test_inlining import concrete, placeholder, raw_call
 
 VECTOR = tf.TensorSpec([2], tf.float32)
 

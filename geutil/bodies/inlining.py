@@ -15,14 +15,21 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.bodies import inlining_plan
+from geutil.bodies.inlined_call import (
+    BodySite,
+    CallSurroundings,
+    Expansion,
+    NewNode,
+    Ties,
+    Wiring,
+    find_ties,
+)
+from geutil.bodies.inlining_plan import CallerPlan, Claim, Namespace, Plans
 from geutil.errors import TransformError
-from geutil.graph import inlining_plan
 from geutil.graph.call_graph import Library
-from geutil.graph.control_dependencies import CallSurroundings, Ties, find_ties
 from geutil.graph.flat_body import BodyNode, FlatBody, output_name
 from geutil.graph.gradient_functions import ATTRIBUTE as GRADIENT
-from geutil.graph.inlined_call import BodySite, Expansion, NewNode, Wiring
-from geutil.graph.inlining_plan import CallerPlan, Claim, Namespace, Plans
 from geutil.graph.protos import GraphDef
 from geutil.graph.walks import (
     control_references,
@@ -240,50 +247,38 @@ _MAX_BYTES = 2**31 - 1
 
 @dataclass(frozen=True)
 class Kept:
-    """A call that is still one.
+    """A call that is still one."""
 
-    Attributes:
-        node: the name of its node in the result.
-        reason: why it is still a call.
-    """
-
-    node: str
+    node: str  # The name of its node in the result.
     function: str
-    reason: str
+    reason: str  # Why it is still a call.
 
 
 @dataclass(frozen=True)
 class NodeOrigin:
-    """Where a node of the result comes from.
+    """Where a node of the result comes from."""
 
-    Attributes:
-        function: the function whose body it was in.
-        arguments: the tensors of the result that the function's arguments became.
-        tensor: gives the tensor of the result for one of the body, `node:k`.
-    """
-
-    function: str
+    function: str  # The function whose body it was in.
     node: str
+    # The tensors of the result that the function's arguments became.
     arguments: tuple[str, ...]
+    # Gives the tensor of the result for one of the body, `node:k`.
     tensor: Callable[[str], str] = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Inlined:
-    """A graph whose calls were replaced.
+    """A graph whose calls were replaced."""
 
-    Attributes:
-        graph_def: the graph, in topological order (loop back edges aside).
-        kept: the calls that are still there, in the order of their nodes.
-        tensors: for each output of a call of the original graph, such as
-            `StatefulPartitionedCall:1`, the name of the tensor that it became.
-        origins: where nodes come from that were in bodies and name a gradient of their
-            own; the name is known to TensorFlow's Python part only.
-    """
-
+    # The graph, in topological order (loop back edges aside).
     graph_def: Any = field(repr=False)
+    # The calls that are still there, in the order of their nodes.
     kept: tuple[Kept, ...]
+    # For each output of a call of the original graph, such as
+    # `StatefulPartitionedCall:1`, the name of the tensor that it became.
     tensors: Mapping[str, str]
+    # Where nodes come from that were in bodies and name a gradient of their own; the
+    # name is known to TensorFlow's Python part only.
     origins: Mapping[str, NodeOrigin] = field(repr=False)
 
 
@@ -328,7 +323,7 @@ def inline_calls(
 
     Example:
         >>> import tensorflow as tf
-        >>> from geutil.graph.inlining import inline_calls
+        >>> from geutil.bodies.inlining import inline_calls
         >>> @tf.function(autograph=False)
         ... def twice(x):
         ...     return tf.add(x, x, name="sum")

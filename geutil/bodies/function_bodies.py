@@ -35,16 +35,11 @@ from geutil.select.walks import get_backward_walk_ops
 
 @dataclass(frozen=True, eq=False)
 class ReadBody:
-    """The body of a function as a graph whose ends nothing reads yet.
-
-    Attributes:
-        inputs: the arguments by name, in order: placeholders.
-        body: the nodes that it was made of, and their results.
-    """
+    """The body of a function as a graph whose ends nothing reads yet."""
 
     graph: Graph
-    inputs: Mapping[str, Tensor]
-    body: FlatBody
+    inputs: Mapping[str, Tensor]  # The arguments by name, in order: placeholders.
+    body: FlatBody  # The nodes that it was made of, and their results.
 
     def results(self) -> dict[str, Tensor]:
         """Return the results by name, in order."""
@@ -56,10 +51,9 @@ class ReadBody:
         return self.graph.get_tensor_by_name(where if ":" in where else f"{where}:0")
 
     def side_effects(self) -> list[Operation]:
-        """Return the ops that a call runs besides the ancestors of its results.
-
-        Functions of version 1 do not name them: TensorFlow runs all that have a state.
-        """
+        """Return the ops that a call runs besides the ancestors of its results."""
+        # Functions of version 1 do not name them: TensorFlow runs all that have a
+        # state.
         if self.body.control_results:
             names = dict.fromkeys(node for _, node in self.body.control_results)
             return [self.graph.get_operation_by_name(name) for name in names]
@@ -80,16 +74,9 @@ def read_body(
     passed: Mapping[str, Tensor],
     release: Callable[[Any], None],
 ) -> ReadBody:
-    """Make a graph of a function's definition.
-
-    Args:
-        definition: a `FunctionDef`.
-        library: those that it calls, however indirectly.
-        passed: the arguments that a caller passes: of resources, the placeholders take
-            the handle data from them.
-        release: takes from a `GraphDef` the colocation with nodes that are not in it;
-            TensorFlow refuses that.
-    """
+    """Make a graph of a function's definition."""
+    # Of resources, the placeholders take the handle data from the arguments `passed`.
+    # `release` takes the colocation with missing nodes off, which TensorFlow refuses.
     library = list(library)
     flat = flat_body(definition, {d.signature.name: d for d in library})
     graph = functions.new_function_graph(definition.signature.name)
@@ -137,18 +124,7 @@ def add_ends(
     side_effects: Sequence[Operation],
     sink_name: Callable[[str], str],
 ) -> tuple[dict[str, Operation], Operation]:
-    """Add the ops that stay the ends of a body while it is edited.
-
-    Args:
-        graph: the graph of the body.
-        results: its results by name.
-        side_effects: the ops that a call runs besides.
-        sink_name: gives the name of the op that reads a result from the result's name.
-
-    Returns:
-        For each result the Identity that reads it, and an op that waits for the side
-        effects.
-    """
+    """Add the ops that stay the ends of a body: one a result, one for effects."""
     with creation.neutral(graph):
         effects: Operation = tf.no_op(SIDE_EFFECTS)
         sinks = {
@@ -171,17 +147,7 @@ def define_body(
     effects: Operation,
     like: Any,
 ) -> Any:
-    """Return the `FunctionDef` of a body as it is now.
-
-    Args:
-        graph: the graph of the body.
-        name: the name of the function.
-        needed: the ops that a call runs; the ends may be among them.
-        inputs: its arguments by name.
-        sinks: for each result by name the op that reads it.
-        effects: the op that waits for its side effects.
-        like: the `FunctionDef` that the body was read from, for its attributes.
-    """
+    """Return the `FunctionDef` of a body as it is, with the attributes of `like`."""
     needed = frozenset(needed)
     ends = {t.op for t in inputs.values()} | {*sinks.values(), effects}
     return function_defs.define(
@@ -212,25 +178,19 @@ def hold_functions(graph: Graph, names: Iterable[str], written: Written) -> list
 
 @dataclass(eq=False)
 class OpenedFunction:
-    """A function as a graph that can be edited.
-
-    Attributes:
-        inputs: its arguments by name, in order: placeholders.
-        sinks: for each result by name, in order, the Identity that reads it.
-        effects: an op that waits for the function's other ops.
-        callers: the ops that call it, in the graph and in opened functions.
-        fixed: whether it cannot be written back: an op that calls it, or a caller of
-            it, has its name as the op's type. Such an op cannot be made to call another
-            function.
-    """
+    """A function as a graph that can be edited."""
 
     name: str
     graph: Graph
     definition: Any
-    inputs: Mapping[str, Tensor]
+    inputs: Mapping[str, Tensor]  # Its arguments by name, in order: placeholders.
+    # For each result by name, in order, the Identity that reads it.
     sinks: Mapping[str, Operation]
-    effects: Operation
+    effects: Operation  # An op that waits for the function's other ops.
+    # The ops that call it, in the graph and in opened functions.
     callers: list[Caller] = field(default_factory=list)
+    # Whether it cannot be written back: an op that calls it, or a caller of it, has its
+    # name as the op's type. Such an op cannot be made to call another function.
     fixed: bool = False
 
     def define(self, name: str) -> Any:
@@ -253,24 +213,16 @@ class OpenedFunction:
 
 @dataclass(frozen=True, eq=False)
 class Unopened:
-    """A function that cannot be opened.
-
-    Attributes:
-        definitions: its `FunctionDef`, and those of all its callees.
-    """
+    """A function that cannot be opened."""
 
     name: str
     caller: Operation
-    definitions: tuple[Any, ...]
+    definitions: tuple[Any, ...]  # Its `FunctionDef`, and those of all its callees.
     reason: str
 
 
 class OpenedFunctions:
-    """The functions that the ops of a graph call, however indirectly.
-
-    Attributes:
-        opened: those that can be edited, callers before callees.
-    """
+    """The functions that the ops of a graph call, however indirectly."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -292,6 +244,7 @@ class OpenedFunctions:
                         self._by_name[name] = callee
                         waiting.append(callee.graph)
                 self._note_call(caller)
+        # Those that can be edited, callers before callees.
         self.opened = self._callees_first()[::-1]
         # With callers first, one pass reaches all that a fixed function calls.
         for function in self.opened:
@@ -306,11 +259,9 @@ class OpenedFunctions:
                 function.fixed |= not callee.attribute
 
     def write_back(self, edited: Collection[OpenedFunction]) -> None:
-        """Make functions of edited bodies, and let all callers call them.
-
-        Functions that call edited ones are rebuilt as well. Within a transaction of
-        the graph, the calls go back when it is undone.
-        """
+        """Make functions of edited bodies, and let all callers call them."""
+        # Functions that call edited ones are rebuilt as well. Within a transaction of
+        # the graph, the calls go back when it is undone.
         changed = set(edited)
         if not changed:
             return
@@ -374,12 +325,9 @@ def open_function(host: Graph, caller: Caller, name: str) -> OpenedFunction | Un
 
 
 def trace_bodies(graph: Graph, ops: Iterable[Operation]) -> None:
-    """Give loops bodies for TensorFlow to differentiate that know the shapes in lists.
-
-    TensorFlow keeps the body that a loop was traced with, where elements of lists have
-    the shapes that they had then. The body of a copy it makes anew from its definition,
-    without these: gradients come out the same, by more ops.
-    """
+    """Give loops bodies to differentiate that know the shapes of elements of lists."""
+    # TensorFlow makes the body of a copied loop anew from its definition, without
+    # these: gradients come out the same, by more ops.
     loops = frozenset(op for op in ops if op.type in op_types.LOOPS)
     for caller in callers_in(graph) if loops else ():
         if caller.op not in loops:

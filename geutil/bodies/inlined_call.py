@@ -1,40 +1,181 @@
 """One call replaced by the nodes of a body; its readers are rewired.
 
+A call runs all of its body, and whoever reads a result or waits for the call can rely
+on that. Once the body stands in the caller's place, they can rely only on the nodes
+that lie on their way: `find_ties` says which nodes are tied to them.
+
 References are those of a `GraphDef` (`node`, `node:k`, `^node`), and `^node:k` for the
 node that yields a tensor in the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import tensorflow as tf
 
+from geutil.bodies.inlining_plan import CallerPlan, Namespace
 from geutil.errors import TransformError
-from geutil.graph.control_dependencies import CallSurroundings, Ties
 from geutil.graph.flat_body import BodyNode, is_index, output_name
-from geutil.graph.inlining_plan import CallerPlan, Namespace
 from geutil.graph.protos import NodeDef
 from geutil.graph.walks import node_name, topological_order
+
+_MAX_SEPARATE = 1000
+"""The most effects or arguments with ties of their own; above it, all wait for all."""
+
+
+@dataclass(frozen=True)
+class CallSurroundings:
+    """Where a call stands among the effects of its caller."""
+
+    late: tuple[str, ...] = ()  # The arguments, by name, that come behind an effect.
+    # Those that come behind a read of state that effects change, too.
+    seen: tuple[str, ...] = ()
+    early: bool = False  # Whether an effect comes behind a result.
+
+
+@dataclass(frozen=True)
+class Ties:
+    """The ties to make, as names of nodes and arguments of the body."""
+
+    effects: tuple[str, ...]  # The nodes that each result has to wait for.
+    # The positions of the results that do not wait for all of them by themselves.
+    loose: frozenset[int]
+    done: tuple[str, ...]  # The nodes that ops waiting for the call have to wait for.
+    # The nodes that need control inputs from the late arguments.
+    told_late: tuple[str, ...]
+    told_seen: tuple[str, ...]  # Those that need control inputs from the seen ones.
+    # The nodes and arguments that have an effect or come behind one.
+    late: frozenset[str]
+    # Those that read state that effects change, or come behind a read, too.
+    seen: frozenset[str]
+    early: frozenset[str]  # The nodes that an effect, or a node before one, depends on.
+
+
+def find_ties(plan: CallerPlan, around: CallSurroundings) -> Ties:
+    """Return the ties of one body: linear in the nodes, times the effects over 64."""
+    body = plan.body
+    results = [node_name(result.tensor) for result in body.results]
+    controls = [node for _, node in body.control_results]
+    # A call is strict about effects, by the ties of its own body; not about reads.
+    needs: Callable[[str], Iterable[str]] = plan.needs.__getitem__
+    noticed = [*around.late, *plan.effective]
+    if around.early:
+        noticed, needs = [*around.seen, *plan.stateful], plan.reliable_needs
+    effects = _last(noticed, plan.order, needs)
+    done = (*around.seen, *plan.stateful, *controls, *results)
+    told_late = _told(plan, around.late, plan.stateful, strict=True)
+    return Ties(
+        effects=tuple(effects),
+        loose=frozenset(_loose(plan.order, needs, effects, results)),
+        done=tuple(_last(done, plan.order, plan.reliable_needs)),
+        told_late=tuple(told_late),
+        told_seen=tuple(_told(plan, around.seen, plan.effective, strict=False)),
+        late=frozenset(_behind(plan, (*around.late, *plan.effective, *told_late))),
+        seen=frozenset(_behind(plan, (*around.seen, *plan.stateful))),
+        early=frozenset(_early(plan, results if around.early else [])),
+    )
+
+
+def _behind(plan: CallerPlan, starts: Iterable[str]) -> set[str]:
+    """Return `starts` and all that comes behind one of them."""
+    reachable = set(starts)
+    for name in plan.order if reachable else ():
+        if not reachable.isdisjoint(plan.needs[name]):
+            reachable.add(name)
+    return reachable
+
+
+def _early(plan: CallerPlan, results: Iterable[str]) -> set[str]:
+    """Return the nodes whose outputs reach an effect or one of `results`."""
+    early_nodes = set(results)
+    before = {*plan.effective, *early_nodes}
+    inputs = {node.name: node.inputs for node in plan.body.nodes}
+    for name in reversed(plan.order) if before else ():
+        if name in before:
+            before.update(plan.needs[name])
+            early_nodes.update(node_name(r) for r in inputs[name] if r[:1] != "^")
+    return early_nodes
+
+
+def _told(
+    plan: CallerPlan, args: Sequence[str], members: Iterable[str], *, strict: bool
+) -> list[str]:
+    """Return the members that do not come behind all of `args` by themselves."""
+    # If `strict`, a call that reads such an argument makes the readers of its results
+    # wait, whatever its body is.
+    members = frozenset(members if args else ())
+    if not members or len(args) > _MAX_SEPARATE:
+        return [name for name in plan.order if name in members]
+    # A bit for each argument that a node comes behind.
+    bits = {name: 1 << i for i, name in enumerate(args)}
+    every = (1 << len(args)) - 1
+    unordered_members = []
+    for name in plan.order:
+        # A call that reads the arguments finds the nodes to tell in its own body.
+        own = _union(bits, plan.needs[name])
+        if name in members and own != every:
+            unordered_members.append(name)
+            bits[name] = every
+        elif own:
+            sure = strict or name not in plan.calls
+            bits[name] = own if sure else _union(bits, plan.reliable_needs(name))
+    return unordered_members
+
+
+def _union(bits: Mapping[str, int], names: Iterable[str]) -> int:
+    result = 0
+    for name in names:
+        result |= bits.get(name, 0)
+    return result
+
+
+def _last(
+    members: Iterable[str],
+    order: Sequence[str],
+    needs: Callable[[str], Iterable[str]],
+) -> list[str]:
+    """Return the members that no other member needs."""
+    members = dict.fromkeys(members)
+    needed: set[str] = set()
+    for name in reversed(order) if members else ():
+        if name in needed or name in members:
+            needed.update(needs(name))
+    return [name for name in members if name not in needed]
+
+
+def _loose(
+    order: Sequence[str],
+    needs: Callable[[str], Iterable[str]],
+    effects: Sequence[str],
+    results: Sequence[str],
+) -> list[int]:
+    """Return the positions of the results that do not need all of `effects`."""
+    if not effects or not results:
+        return []
+    if len(effects) > _MAX_SEPARATE:
+        return list(range(len(results)))
+    # A bit for each effect that a node needs or is.
+    bits = {name: 1 << i for i, name in enumerate(effects)}
+    for name in order:
+        bit = bits.get(name, 0) | _union(bits, needs(name))
+        if bit:
+            bits[name] = bit
+    every = (1 << len(effects)) - 1
+    return [i for i, name in enumerate(results) if bits.get(name, 0) != every]
 
 
 @dataclass
 class Group:
-    """Ops that are waited for together.
-
-    Attributes:
-        name: of the NoOp that corresponds to them if there is not just one.
-        reserved: whether the name is kept free for it.
-        forced: whether there is a NoOp in any case.
-    """
+    """Ops that are waited for together."""
 
     members: Sequence[str]
-    name: str
+    name: str  # Of the NoOp that corresponds to them if there is not just one.
     device: str
-    reserved: bool = False
-    forced: bool = False
+    reserved: bool = False  # Whether the name is kept free for it.
+    forced: bool = False  # Whether there is a NoOp in any case.
 
 
 def wait_for_tensor(tensor: str) -> str:
@@ -43,15 +184,12 @@ def wait_for_tensor(tensor: str) -> str:
 
 
 class Wiring:
-    """Follows references through the calls that were replaced.
-
-    Attributes:
-        tensors: the tensor that replaces each output of a call.
-        groups: the replacements of a call in control inputs.
-    """
+    """Follows references through the calls that were replaced."""
 
     def __init__(self, space: Namespace) -> None:
+        # The tensor that replaces each output of a call.
         self.tensors: dict[str, str] = {}
+        # The replacements of a call in control inputs.
         self.groups: dict[str, Group] = {}
         self.barriers: list[Any] = []
         self._space = space
@@ -139,29 +277,22 @@ _RESOURCE = tf.resource.as_datatype_enum
 
 @dataclass(eq=False)
 class BodySite:
-    """A place where a body stands: that of a call, or the main graph itself.
-
-    Attributes:
-        around: where the call stands among the effects of its caller.
-        ties: nodes and arguments that have to be tied to its results.
-        name: the name of the call in the result, reserved for its replacement.
-        branched: whether it may be in a version 1 loop or branch.
-        names: the name in the result of each node of the body.
-        frames: the names in the result of the frames of its loops.
-        items: the new nodes, and the calls that are replaced in turn, in order.
-    """
+    """A place where a body stands: that of a call, or the main graph itself."""
 
     plan: CallerPlan
-    around: CallSurroundings
-    ties: Ties
-    name: str = ""
+    around: CallSurroundings  # Where the call stands among the effects of its caller.
+    ties: Ties  # Nodes and arguments that have to be tied to its results.
+    name: str = ""  # The name of the call in the result, reserved for its replacement.
     op: str = ""
     inputs: list[str] = field(default_factory=list)
     controls: list[str] = field(default_factory=list)
     device: str = ""
-    branched: bool = False
+    branched: bool = False  # Whether it may be in a version 1 loop or branch.
+    # The name in the result of each node of the body.
     names: Mapping[str, str] = field(default_factory=dict)
+    # The names in the result of the frames of its loops.
     frames: Mapping[str, str] = field(default_factory=dict)
+    # The new nodes, and the calls that are replaced in turn, in order.
     items: list[NewNode | BodySite] = field(default_factory=list, repr=False)
 
     def reference(self, reference: str) -> str:
@@ -179,20 +310,14 @@ class BodySite:
 
 @dataclass(eq=False)
 class NewNode:
-    """A node of the result.
+    """A node of the result."""
 
-    Attributes:
-        definition: the node that it copies, but for its name, inputs and device.
-        inputs: references to its inputs, control inputs included.
-        original: its name in the body; empty if it is in none.
-    """
-
-    definition: Any
+    definition: Any  # The node that it copies, but for its name, inputs and device.
     name: str
-    inputs: Sequence[str]
+    inputs: Sequence[str]  # References to its inputs, control inputs included.
     device: str
     site: BodySite
-    original: str = ""
+    original: str = ""  # Its name in the body; empty if it is in none.
 
 
 class Expansion:
@@ -204,13 +329,11 @@ class Expansion:
         self._wiring = wiring
 
     def told_to_wait(self) -> dict[str, list[str]]:
-        """Return the control inputs that nodes of the body need in addition.
-
-        With control inputs at the call, nothing in the body may start before them. A
-        read of a variable may not start before arguments that come behind an effect,
-        nor an effect before those that come behind a read. In a version 1 loop or
-        branch, a node without inputs is outside: an argument brings it in.
-        """
+        """Return the control inputs that nodes of the body need in addition."""
+        # With control inputs at the call, nothing in the body may start before them. A
+        # read of a variable may not start before arguments that come behind an effect,
+        # nor an effect before those that come behind a read. In a version 1 loop or
+        # branch, a node without inputs is outside: an argument brings it in.
         site = self._site
         if site.controls:
             added_controls = self._after_controls()
@@ -271,10 +394,8 @@ class Expansion:
         return dict.fromkeys(waiting_names, controls)
 
     def _branch_gates(self) -> set[int]:
-        """Return the arguments that something waits for without reading them.
-
-        A Switch is no use there: it runs, whichever of its outputs comes to life.
-        """
+        """Return the arguments that something waits for without reading them."""
+        # A Switch is no use there: it runs, whichever of its outputs comes to life.
         site, args = self._site, self._site.plan.args
         nodes = site.plan.body.nodes
         waited_for = {r[1:] for n in nodes for r in n.inputs if r.startswith("^")}
@@ -292,10 +413,8 @@ class Expansion:
             site.inputs[position] = name
 
     def _gate(self, node: BodyNode) -> int | None:
-        """Return the argument of a kernel that can wait instead of the kernel.
-
-        oneDNN's layout pass aborts the process at a control edge onto a Conv2D.
-        """
+        """Return the argument of a kernel that can wait instead of the kernel."""
+        # oneDNN's layout pass aborts the process at a control edge onto a Conv2D.
         plan = self._site.plan
         if node.name in plan.calls or not plan.effects.is_kernel(node.definition):
             return None

@@ -6,7 +6,7 @@ import hypothesis
 import tensorflow as tf
 from hypothesis import strategies as st
 
-from tests.graph.calling import calls_left, in_topological_order, same, unordered
+from tests.bodies.calling import calls_left, in_topological_order, same, unordered
 from tests.thorough import examples
 
 # More of them, drawn anew: GEUTIL_TEST_EXAMPLES=1000.
