@@ -29,15 +29,10 @@ _KEPT = (
 
 
 class Folder:
-    """Folds the batch norms of one graph.
+    """Folds the batch norms of one graph."""
 
-    Args:
-        place: the graph.
-        choices: the caller's choices.
-        kept_tensors: tensors whose values must stay.
-        training: how batch norms in training are folded for training; None if they are
-            not. In the bodies of functions they never are.
-    """
+    # `training`: how batch norms in training are folded for training; None if they are
+    # not. In the bodies of functions they never are.
 
     def __init__(
         self,
@@ -122,10 +117,8 @@ class Folder:
         behind: list[tuple[Norm, Obstacle]],
         left: list[tuple[Norm, Obstacle]],
     ) -> tuple[Refused, ...]:
-        """Return the batch norms that are left, with the reason that tells more.
-
-        That is the one about the layer before the norm, if there is such a layer.
-        """
+        """Return the batch norms that are left, with the reason that tells more."""
+        # That is the one about the layer before the norm, if there is such a layer.
         first = {norm.result.op: obstacle for norm, obstacle in behind}
         prefix, signature = self._place.prefix, self._place.signature
         entries = []
@@ -142,11 +135,9 @@ class Folder:
         return tuple(LayerNames(self._graph).noted(entries, "norm"))
 
     def _clear(self, plan: FoldPlan) -> bool:
-        """Change the ops between batch norms and layers; tell whether any did.
-
-        Calls of one convolution give way to it, slices of a stack to the stacked
-        tensor, and batch norms of several layers are moved to each of them.
-        """
+        """Change the ops between batch norms and layers; tell whether any did."""
+        # Calls of one convolution give way to it, slices of a stack to the stacked
+        # tensor, and batch norms of several layers are moved to each of them.
         in_the_way = _in_the_way(plan.refused)
         cleared = 0
         if in_the_way:
@@ -158,10 +149,8 @@ class Folder:
         return bool(self._move(branched) or cleared)
 
     def _move(self, branched: Sequence[Branched]) -> bool:
-        """Move batch norms to the layers of their branches; tell whether any was moved.
-
-        Those that lie between another one and its layers go along with that.
-        """
+        """Move batch norms to the layers of their branches; tell whether any moved."""
+        # Those that lie between another one and its layers go along with that.
         inside = {
             op for b in branched for op in b.replaced if op is not b.norm.result.op
         }
@@ -252,11 +241,9 @@ class Folder:
     def _replace(
         self, built: Mapping[Operation, Tensor]
     ) -> tuple[dict[Operation, Operation], dict[str, str]]:
-        """Let readers of the ends of batch norms read the replacements.
-
-        Returns:
-            The ops that make that; and for each end that is left, by name, the reason.
-        """
+        """Let readers of the ends of batch norms read the replacements."""
+        # Returns the ops that make that; and for each end that is left, by name, the
+        # reason.
         into: dict[Operation, Operation] = {}
         if not built:
             return into, {}

@@ -32,15 +32,7 @@ from geutil.select.networks.provenance import Origin, Origins
 
 
 class WaysOn:
-    """Plans the folds of batch norms into the layers behind them.
-
-    Args:
-        origins: of the tensors of the graph.
-        liveness: the readers of ops.
-        kept_ids: the ids of the tensors that are read from outside.
-        steps: the ops of all batch norms.
-        moving: the replacements of statistics of the batch, for each norm.
-    """
+    """Plans the folds of batch norms into the layers behind them."""
 
     def __init__(
         self,
@@ -57,13 +49,9 @@ class WaysOn:
         self._moving = moving
 
     def from_norm(self, norm: Norm, ahead: dict[Operation, Fold]) -> Fold | Obstacle:
-        """Return the fold of a norm into the layer behind it, or the obstacle.
-
-        Args:
-            norm: the norm.
-            ahead: the folds that are planned for batch norms behind it, by their first
-                ops.
-        """
+        """Return the fold of a norm into the layer behind it, or the obstacle."""
+        # `ahead`: the folds that are planned for batch norms behind it, by their first
+        # ops.
         links = as_links(norm.steps)
         axis = next((step.axis for step in norm.steps if step.axis is not None), None)
         if any(step.axis not in (None, axis) for step in norm.steps):
@@ -178,10 +166,8 @@ class WaysOn:
         return affine is not None and (affine.offset is None or not affine.offset.any())
 
     def _bias(self, layer: Layer) -> tuple[Link, ...]:
-        """Return the ops up to the one that adds the bias of a layer, if there is one.
-
-        They belong to the layer if nothing else reads the ops between.
-        """
+        """Return the ops up to the one that adds the bias of a layer, if any."""
+        # They belong to the layer if nothing else reads the ops between.
         links: list[Link] = []
         tensor, axis = layer.result, layer.axis
         sizes = layer.sizes(layer.outputs) or []
@@ -207,15 +193,12 @@ class WaysOn:
 
 @dataclass(frozen=True, eq=False)
 class FoldPlan:
-    """The planned folds, and the batch norms that are left.
-
-    Attributes:
-        refused: each norm that is left, with the obstacle.
-        branched: batch norms that can be folded once they are moved to several layers.
-    """
+    """The planned folds, and the batch norms that are left."""
 
     folds: list[Fold] = field(default_factory=list)
+    # Batch norms that can be folded once they are moved to several layers.
     branched: list[Branched] = field(default_factory=list)
+    # Each norm that is left, with the obstacle.
     refused: list[tuple[Norm, Obstacle]] = field(default_factory=list)
 
 
@@ -291,13 +274,9 @@ class Planner:
         return plan
 
     def before_layers(self, norms: Sequence[Norm]) -> FoldPlan:
-        """Plan to fold batch norms into the layers behind them.
-
-        Args:
-            norms: the batch norms that no layer before them takes in; by the
-                names of the ops they end in, since other folds may have come in
-                between.
-        """
+        """Plan to fold batch norms into the layers behind them."""
+        # `norms`: the batch norms that no layer before them takes in; by the names of
+        # the ops they end in, since other folds may have come in between.
         plan = FoldPlan()
         ends = {norm.result.op for norm in norms}
         ahead: dict[Operation, Fold] = {}

@@ -17,10 +17,8 @@ from geutil.select.networks.provenance import Origin, Origins
 
 
 def hand_over_shapes(old: Tensor, new: Tensor) -> None:
-    """Have those who ask for the shape of one tensor ask another one of that shape.
-
-    Otherwise a layer that is folded would still be computed, for its shape.
-    """
+    """Have those who ask for the shape of one tensor ask another one of that shape."""
+    # Otherwise a layer that is folded would still be computed, for its shape.
     if old is new or old.dtype != new.dtype:
         return
     edits = [
@@ -36,59 +34,40 @@ def hand_over_shapes(old: Tensor, new: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Obstacle:
-    """Why there is no way.
-
-    Attributes:
-        op: the op that stands in it.
-        no_layer: whether that is because the norm is not behind a layer.
-    """
+    """Why there is no way."""
 
     reason: str
     op: Operation
-    no_layer: bool = False
+    no_layer: bool = False  # whether that is because the norm is not behind a layer
 
 
 @dataclass(frozen=True, eq=False)
 class Path:
-    """A layer and the ops up to the end of a batch norm, in order.
-
-    Attributes:
-        links: the ops behind it; the last is the last step of the norm.
-        shared: ops outside that read something on the way.
-    """
+    """A layer and the ops up to the end of a batch norm, in order."""
 
     layer: Layer
-    links: tuple[Link, ...]
-    shared: tuple[Operation, ...] = ()
+    links: tuple[Link, ...]  # the ops behind it; the last is the last step of the norm
+    shared: tuple[Operation, ...] = ()  # ops outside that read something on the way
 
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """Where a way begins.
-
-    Attributes:
-        links: the ops from there on, in order.
-        layer: the layer that makes it; None if no layer does.
-    """
+    """Where a way begins."""
 
     tensor: Tensor
-    links: tuple[Link, ...]
-    layer: Layer | None
+    links: tuple[Link, ...]  # the ops from there on, in order
+    layer: Layer | None  # the layer that makes it; None if no layer does
 
 
 @dataclass(frozen=True, eq=False)
 class Ways:
-    """The ways from tensors back to the layers before them.
+    """The ways from tensors back to the layers before them."""
 
-    Attributes:
-        origins: of the tensors of the graph.
-        kept_ids: the ids of tensors that are read from outside, such as outputs.
-        barred: the steps of batch norms that may not be folded.
-    """
-
-    origins: Origins
+    origins: Origins  # of the tensors of the graph
     liveness: Liveness
+    # The ids of tensors that are read from outside, such as outputs.
     kept_ids: Collection[int] = ()
+    # The steps of batch norms that may not be folded.
     barred: Mapping[Operation, Norm] = field(default_factory=dict)
 
     def path_to(self, norm: Norm) -> Path | Obstacle:

@@ -28,17 +28,12 @@ from geutil.select.networks.provenance import Origin, Origins
 
 @dataclass(frozen=True, eq=False)
 class Norm:
-    """A batch norm.
+    """A batch norm."""
 
-    Attributes:
-        steps: the ops that the data runs through, in order.
-        training: whether it normalizes by the statistics of the batch.
-        name: the scope of its ops; where another norm has that too, or it is a single
-            op, the name of the last op.
-    """
-
-    steps: tuple[AffineStep, ...]
-    training: bool
+    steps: tuple[AffineStep, ...]  # the ops that the data runs through, in order
+    training: bool  # whether it normalizes by the statistics of the batch
+    # The scope of its ops; where another norm has that too, or it is a single op, the
+    # name of the last op.
     name: str
 
     @property
@@ -63,24 +58,20 @@ class Norm:
 
 
 def find_norms(graph: Graph, origins: Origins, liveness: Liveness) -> list[Norm]:
-    """Return the batch norms of a graph, in topological order.
-
-    A batch norm is a fused op, or a run of steps that multiply by, or divide by, the
-    root of a parameter and a small constant, and shift. Steps around those belong to it
-    that subtract a mean before, or scale and shift behind. Layer norms are none: they
-    divide by the root of a value that depends on each example. Where constants were
-    folded, and in models of TFLite files, no root is left: a layer, and then a
-    multiplication and an addition of parameters that are vectors.
-    """
+    """Return the batch norms of a graph, in topological order."""
+    # A batch norm is a fused op, or a run of steps that multiply by, or divide by, the
+    # root of a parameter and a small constant, and shift. Steps around those belong to
+    # it that subtract a mean before, or scale and shift behind. Layer norms are none:
+    # they divide by the root of a value that depends on each example. Where constants
+    # were folded, and in models of TFLite files, no root is left: a layer, and then a
+    # multiplication and an addition of parameters that are vectors.
     return _Finder(graph, origins, liveness).find()
 
 
 def is_correction(norm: Norm, origins: Origins) -> bool:
-    """Tell whether an apparent norm is the correction that a fold for training left.
-
-    Behind a layer it multiplies by a quotient of two roots, of a moving variance and of
-    the batch's; a norm takes only one.
-    """
+    """Tell whether an apparent norm is the correction that a fold for training left."""
+    # Behind a layer it multiplies by a quotient of two roots, of a moving variance and
+    # of the batch's; a norm takes only one.
     for step in norm.steps:
         if step.operand is None:
             continue

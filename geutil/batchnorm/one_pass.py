@@ -60,27 +60,17 @@ LEAST_GAMMA = 2.0**-10
 
 
 class Measured(NamedTuple):
-    """The statistics of a norm's input, taken of a layer with scaled weights.
-
-    Attributes:
-        count: how many values each is of, an int64 scalar.
-    """
+    """The statistics of a norm's input, taken of a layer with scaled weights."""
 
     mean: Tensor
     variance: Tensor
-    count: Tensor
+    count: Tensor  # how many values each is of, an int64 scalar
 
 
 def corrected(
     scale: Value, batch: Affine, moving: Affine, frozen: Value | None
 ) -> Corrected:
     """Return the corrections of a layer that runs once.
-
-    Args:
-        scale: the factor of its weights, shape [C].
-        batch: the affine map of each channel with the statistics of the batch.
-        moving: the same with the moving ones; without a freeze its offset is not used.
-        frozen: whether the freeze has come, a scalar; None if it never does.
 
     Example:
         >>> import tensorflow as tf
@@ -92,6 +82,7 @@ def corrected(
         [3.0, 2.0, 1.0]
         [3.0, 1.0, 5.0]
     """
+    # `scale`: the factor of its weights, shape [C].
     if frozen is None:
         return Corrected(scale, batch.scale / scale, batch.offset)
     chosen = tf.where(frozen, moving.scale, batch.scale)
@@ -118,13 +109,7 @@ def scale_for_weights(scale: Value, made: BuiltNorm) -> Value:
 def build_one_pass(
     fold: TrainingFold, freeze: Freeze, *, end_stays: bool = False
 ) -> Built:
-    """Build the folded layer, whose result the statistics of the batch are taken of.
-
-    Args:
-        fold: the fold.
-        freeze: whether the freeze has come.
-        end_stays: end in the sum, as the fold does; else it is where the norm begins.
-    """
+    """Build the folded layer, whose result the statistics of the batch are taken of."""
     statistics = fold.statistics
     average = statistics.moving_mean
     moving = with_statistics(
@@ -163,10 +148,8 @@ def build_one_pass(
 
 
 def settle_statistics(fold: TrainingFold, built: Built) -> None:
-    """Let moving averages follow the measured statistics, and retire the old layer.
-
-    If somebody else reads that it goes on being computed.
-    """
+    """Let moving averages follow the measured statistics, and retire the old layer."""
+    # If somebody else reads that it goes on being computed.
     graph = fold.end.graph
     for old, new in built.shapes:
         norm_path.hand_over_shapes(old, new)
@@ -186,12 +169,9 @@ def settle_statistics(fold: TrainingFold, built: Built) -> None:
 def _layer(
     fold: TrainingFold, scale: Value
 ) -> tuple[Tensor, int, tuple[tuple[Tensor, Tensor], ...]]:
-    """Copy a layer with scaled weights, and the ops between it and the norm.
-
-    Returns:
-        The norm's input, scaled and without a bias; the axis of the channels; old
-        tensors, and new ones of the same shapes.
-    """
+    """Copy a layer with scaled weights, and the ops between it and the norm."""
+    # Returns the norm's input, scaled and without a bias; the axis of the channels; old
+    # tensors, and new ones of the same shapes.
     layer = fold.layer
     weights = scaled_weights(layer, scale)
     tensor = copy_op(layer.op, {layer.weights: weights}).outputs[0]
@@ -207,17 +187,10 @@ def _layer(
 
 
 def _measured(tensor: Tensor, axis: int, scale: Value, added: Affine) -> Measured:
-    """Return the statistics of a norm's input.
-
-    They end in a division by a tensor without gradients, by which stripping finds them:
-    see `geutil.select.networks.batch_norms.measured_moment`.
-
-    Args:
-        tensor: the same, each channel multiplied by `scale`, without `added`.
-        axis: the axis of the channels, counted from the end.
-        scale: shape [C].
-        added: the affine map of each channel between the layer and the norm.
-    """
+    """Return the statistics of a norm's input."""
+    # They end in a division by a tensor without gradients, by which stripping finds
+    # them: see `geutil.select.networks.batch_norms.measured_moment`.
+    # `scale`: shape [C].
     rank = tensor.shape.rank
     axes = [i for i in range(rank) if i != axis % rank]
     wide = tf.cast(tensor, scale.dtype)

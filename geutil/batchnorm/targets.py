@@ -27,37 +27,27 @@ SIGNS = op_types.FUSED_NORMS | ROOTS
 
 @dataclass(frozen=True, eq=False)
 class Place:
-    """A graph that batch norms are folded in.
-
-    Attributes:
-        prefix: the prefix of its ops' names in reports.
-        signature: of a model, the signature that it belongs to.
-        fixed: why nothing can be changed in it; "" if it can.
-        function: of the body of a function that a graph calls, the function.
-        sinks: of a body, the ops that read its results, and nothing else.
-        callers: of a body, all that calls it.
-    """
+    """A graph that batch norms are folded in."""
 
     graph: Graph
-    prefix: str = ""
-    signature: str = ""
-    fixed: str = ""
+    prefix: str = ""  # the prefix of its ops' names in reports
+    signature: str = ""  # of a model, the signature that it belongs to
+    fixed: str = ""  # why nothing can be changed in it; "" if it can
+    # Of the body of a function that a graph calls, the function.
     function: OpenedFunction | None = None
     inputs: tuple[Tensor, ...] = ()
+    # Of a body, the ops that read its results, and nothing else.
     sinks: tuple[Operation, ...] = ()
-    callers: tuple[Caller, ...] = ()
+    callers: tuple[Caller, ...] = ()  # of a body, all that calls it
 
 
 class Places:
-    """The places of a graph or model.
-
-    Attributes:
-        listed: the places, that of the graph or model itself first.
-        unopened: functions that may hold batch norms and cannot be opened.
-    """
+    """The places of a graph or model."""
 
     def __init__(self, graph_or_model: Any) -> None:
+        # The places, that of the graph or model itself first.
         self.listed: list[Place] = []
+        # Functions that may hold batch norms and cannot be opened.
         self.unopened: list[Refused] = []
         self._functions: OpenedFunctions | None = None
         if types.is_graph(graph_or_model):
@@ -122,10 +112,8 @@ def _signatures(model: Any) -> Mapping[str, Any]:
 
 
 def _bodies(functions: OpenedFunctions, own: Collection[Operation]) -> Iterator[Place]:
-    """Yield the bodies of functions that own ops call, with the reason if one is fixed.
-
-    Callers come before the bodies that they call.
-    """
+    """Yield the bodies of functions that own ops call, fixed ones with the reason."""
+    # Callers come before the bodies that they call.
     graphs: set[Graph] = set()
     for function in functions.opened:
         callers = [caller.op for caller in function.callers]
@@ -170,13 +158,9 @@ Sunk = list[tuple[Tensor, Tensor]]
 
 
 def constants_passed(places: Sequence[Place]) -> list[Passed]:
-    """Return for each place the constant arguments that batch norms may read.
-
-    An argument is a constant if all callers pass the same one, and loops forward it as
-    it is. Nothing is changed.
-
-    Cost: linear in the ops of the bodies, and in the bytes of the constants.
-    """
+    """Return for each place the constant arguments that batch norms may read."""
+    # An argument is a constant if all callers pass the same one, and loops forward it
+    # as it is. Nothing is changed.
     graph_ids = _wanted(places)
     constant_by_argument: MutableIdentityMap[Operation] = MutableIdentityMap()
     listed: list[Passed] = []
@@ -195,10 +179,8 @@ def constants_passed(places: Sequence[Place]) -> list[Passed]:
 
 
 def sink_constants(place: Place, passed: Passed) -> Sunk:
-    """Let a body read its own copies of the constants that it is passed.
-
-    Callers go on passing them.
-    """
+    """Let a body read its own copies of the constants that it is passed."""
+    # Callers go on passing them.
     sunk = []
     for argument, constant in passed:
         copy = _copied(place, argument, constant)

@@ -50,31 +50,19 @@ from geutil.select.networks.layers import Layer, data_format
 
 
 class Corrected(NamedTuple):
-    """The corrected layer.
+    """The corrected layer."""
 
-    Attributes:
-        weights: the factor of its weights, shape [C].
-        result: the factor of its result, shape [C]: 1 / correction_scale until the
-            freeze, 1 from then on.
-        bias: the term added then, shape [C].
-    """
-
-    weights: Value
+    weights: Value  # the factor of its weights, shape [C]
+    # The factor of its result, shape [C]: 1 / correction_scale until the freeze, 1 from
+    # then on.
     result: Value
-    bias: Value
+    bias: Value  # the term added then, shape [C]
 
 
 def corrected(
     batch: Affine, moving: Affine, ratio: Value, frozen: Value | None
 ) -> Corrected:
     """Return the corrections of a layer whose batch norm is folded for training.
-
-    Args:
-        batch: the affine map of each channel with the statistics of the batch.
-        moving: the same with the moving ones; without a freeze its offset is not used.
-        ratio: s(moving variance) / s(variance), the reciprocal of correction_scale,
-            shape [C]. It is not made of the two scales: gamma may be zero.
-        frozen: whether the freeze has come, a scalar; None if it never does.
 
     Example:
         >>> import tensorflow as tf
@@ -86,6 +74,8 @@ def corrected(
         [3.0, 2.0, 1.0]
         [3.0, 1.0, 5.0]
     """
+    # `ratio`: s(moving variance) / s(variance), the reciprocal of correction_scale,
+    # shape [C]. It is not made of the two scales: gamma may be zero.
     if frozen is None:
         return Corrected(moving.scale, ratio, batch.offset)
     return Corrected(
@@ -108,16 +98,11 @@ def unbiased(variance: Value, count: Value) -> Value:
 
 @dataclass(frozen=True, eq=False)
 class BuiltNorm:
-    """A norm with some statistics.
-
-    Attributes:
-        deviation: 1 / s of the variance, or s if `inverted`; a vector of channels.
-        inverted: whether the graph divides by the root.
-    """
+    """A norm with some statistics."""
 
     steps: tuple[AffineStep, ...]
-    deviation: Tensor
-    inverted: bool
+    deviation: Tensor  # 1 / s of the variance, or s if `inverted`; a vector of channels
+    inverted: bool  # whether the graph divides by the root
 
     def ratio_to(self, other: BuiltNorm) -> Value:
         """Return s of the other's variance / s of this one's."""
@@ -128,16 +113,13 @@ class BuiltNorm:
 
 @dataclass(frozen=True, eq=False)
 class Moments:
-    """Statistics of a batch, computed with gradients.
+    """Statistics of a batch, computed with gradients."""
 
-    A fused op hands no gradients to its statistics, so they are computed beside it.
-
-    Attributes:
-        results: of a fused op, the statistics that it returns; else None.
-    """
+    # A fused op hands no gradients to its statistics, so they are computed beside it.
 
     mean: Tensor
     variance: Tensor
+    # Of a fused op, the statistics that it returns; else None.
     results: tuple[Tensor, Tensor] | None = None
 
 
@@ -177,14 +159,9 @@ def averaged(norm: FusedNorm, mean: Tensor, variance: Tensor) -> tuple[Tensor, T
 def with_statistics(
     statistics: Statistics, mean: Tensor | None, variance: Tensor
 ) -> BuiltNorm:
-    """Build a norm with other statistics than those of the graph.
-
-    Args:
-        statistics: of the norm.
-        mean: the mean to take, a vector of channels; None leaves out all steps that
-            only add.
-        variance: likewise the biased variance.
-    """
+    """Build a norm with other statistics than those of the graph."""
+    # `mean`: the mean to take, a vector of channels; None leaves out all steps that
+    # only add.
     norm = statistics.norm
     steps = norm.steps if mean is not None else scaling(norm.steps)
     with beside(norm.result.op):
@@ -281,32 +258,23 @@ def like(value: Tensor, statistic: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TrainingFold(Fold):
-    """A batch norm in training, and the layer that takes it in.
+    """A batch norm in training, and the layer that takes it in."""
 
-    Attributes:
-        statistics: the statistics that the norm normalizes by.
-    """
-
-    statistics: Statistics
+    statistics: Statistics  # the statistics that the norm normalizes by
 
 
 @dataclass(frozen=True, eq=False)
 class Built:
-    """The ops built for a fold.
+    """The ops built for a fold."""
 
-    Attributes:
-        result: the result of the folded layer, with its bias.
-        rest: the replacements of further outputs of the fold's end; None for those that
-            stay.
-        root: the op that had the root of the moving variance, and no longer reads it.
-        statistics: statistics of the batch, and their replacements.
-        shapes: tensors of the old layer, and new ones of the same shapes.
-    """
-
-    result: Tensor
+    result: Tensor  # the result of the folded layer, with its bias
+    # The replacements of further outputs of the fold's end; None for those that stay.
     rest: tuple[Tensor | None, ...]
+    # The op that had the root of the moving variance, and no longer reads it.
     root: Operation
+    # Statistics of the batch, and their replacements.
     statistics: tuple[tuple[Tensor, Tensor], ...] = ()
+    # Tensors of the old layer, and new ones of the same shapes.
     shapes: tuple[tuple[Tensor, Tensor], ...] = ()
 
 
@@ -317,14 +285,9 @@ Freeze = Callable[[], Tensor] | None
 def build_training(
     fold: TrainingFold, freeze: Freeze, *, end_stays: bool = False
 ) -> Built:
-    """Build the folded layer beside the old one, which goes on making statistics.
-
-    Args:
-        fold: the fold.
-        freeze: whether the freeze has come.
-        end_stays: end in the sum, as the fold does; else the sum is where the first one
-            was, the layer's bias perhaps.
-    """
+    """Build the folded layer beside the old one, which goes on making statistics."""
+    # `end_stays`: end in the sum, as the fold does; else the sum is where the first one
+    # was, the layer's bias perhaps.
     statistics = fold.statistics
     moments = moments_of(statistics)
     batch = as_it_is(statistics, moments)

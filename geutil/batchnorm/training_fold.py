@@ -36,13 +36,10 @@ from geutil.transform.step_counter import (
 
 @dataclass(frozen=True, eq=False)
 class TrainingPlan:
-    """The planned folds, and the batch norms in training that are left.
-
-    Attributes:
-        refused: for the last op of each norm that is left, the norm and the obstacle.
-    """
+    """The planned folds, and the batch norms in training that are left."""
 
     folds: list[TrainingFold] = field(default_factory=list)
+    # For the last op of each norm that is left, the norm and the obstacle.
     refused: dict[Operation, tuple[Norm, Obstacle]] = field(default_factory=dict)
 
 
@@ -136,12 +133,7 @@ def can_stay(fold: TrainingFold) -> bool:
 
 
 def stay(fold: TrainingFold, built: Built) -> None:
-    """Let the end of a fold read the folded layer and its bias.
-
-    Args:
-        fold: a fold whose end can stay.
-        built: the ops built for it; the sum there is not needed any more.
-    """
+    """Let the end of a fold read the folded layer and its bias."""
     last, sum_op = fold.links[-1], built.result.op
     with creation.surroundings_of(last.op):
         # TensorFlow lets an op read another tensor only if that has the same shape.
@@ -216,11 +208,9 @@ class Training:
         return None if counter is None else counter.variable
 
     def freeze(self, graph: Graph) -> Freeze:
-        """Return the condition that moving averages have stopped.
-
-        One comparison for all folds, made when the first needs it: a graph without
-        folds gets no counter.
-        """
+        """Return the condition that moving averages have stopped."""
+        # One comparison for all folds, made when the first needs it: a graph without
+        # folds gets no counter.
         delay = self.delay
         if delay is None:
             return None
@@ -239,12 +229,9 @@ class Training:
 def fold_in_training(
     graph: Graph, scope: tuple[str, ...] | None, training: Training
 ) -> tuple[list[Folded], dict[Operation, tuple[Norm, Obstacle]]]:
-    """Fold the batch norms in training of a graph.
-
-    Returns:
-        The folds; and for the last op of each norm that was refused, the norm and the
-        obstacle.
-    """
+    """Fold the batch norms in training of a graph."""
+    # Returns the folds; and for the last op of each norm that was refused, the norm and
+    # the obstacle.
     plan = training.plan(graph, scope)
     refused = dict(plan.refused)
     if not plan.folds:

@@ -1,7 +1,7 @@
 """Cross-layer equalization of a model: its scales and its report.
 
 Channels of two layers with homogeneous ops between them can be scaled by any s > 0:
-what the first layer makes by 1/s, and what the second one reads by s. With
+the first layer's result by 1/s, and the second one's data by s. With
 
     s = sqrt(r1 * r2) / r2
 
@@ -37,17 +37,11 @@ _CLOSE = 1e-7
 
 @dataclass(eq=False)
 class Weights:
-    """The weights of a layer, being scaled.
-
-    Attributes:
-        values: the values, in float64.
-        outputs: the axes that together count the channels of the result.
-        inputs: those that count the channels of the data.
-    """
+    """The weights of a layer, being scaled."""
 
     values: Array
-    outputs: tuple[int, ...]
-    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]  # the axes that together count the channels of the result
+    inputs: tuple[int, ...]  # those that count the channels of the data
 
     def ranges(self, axes: tuple[int, ...]) -> Array:
         """Return the largest magnitude in each channel."""
@@ -67,18 +61,11 @@ def spread(factors: Array, shape: Sequence[int], axes: tuple[int, ...]) -> Array
 
 
 def equalized(pairs: Sequence[tuple[Weights, Sequence[Weights]]]) -> list[Array]:
-    """Scale the weights of pairs of layers until the ranges of each pair are alike.
-
-    Args:
-        pairs: a layer, and those that read what it makes. Of several the largest range
-            of a channel counts.
-
-    Returns:
-        For each pair the s of its channels. Channels that are zero in a layer keep 1.
-
-    Cost: a sweep over all weights for each iteration. A chain of 20 layers takes some
-    100.
-    """
+    """Scale the weights of pairs of layers until the ranges of each pair are alike."""
+    # `pairs`: a layer, and those that read what it makes. Of several the largest range
+    # of a channel counts.
+    # Returns for each pair the s of its channels. Channels that are zero in a layer
+    # keep 1.
     totals = [np.ones(first.ranges(first.outputs).size) for first, _ in pairs]
     for _ in range(_MOST_SWEEPS):
         change = 0.0
@@ -334,7 +321,7 @@ def _ratio(weights: Weights) -> float:
 
 
 def _scaled(links: Sequence[ScalableLayer], scales: Sequence[Array]) -> list[_Scaled]:
-    """Return what is multiplied by what, each input of an op once."""
+    """Return the inputs to scale with their factors, each input of an op once."""
     factors: dict[Operation, tuple[Layer, Array]] = {}
 
     def multiply(layer: Layer, by: Array, axes: tuple[int, ...]) -> None:

@@ -18,23 +18,9 @@ from geutil.transform.op_templates import Stencils
 
 
 def lower_prelus(graph: Graph, prelus: Sequence[Prelu]) -> tuple[str, ...]:
-    """Let PReLUs compute `relu(x) + alpha * min(x, 0)`, which is the same.
-
-    Keras writes `relu(x) + -alpha * relu(-x)`, and TFLite negates in float only.
-
-    Args:
-        graph: the graph.
-        prelus: the sums in it, whose insides nothing else reads.
-
-    Returns:
-        For each what was done, in words.
-
-    Raises:
-        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
-            forbidden.
-
-    Cost: linear in the PReLUs.
-    """
+    """Let PReLUs compute `relu(x) + alpha * min(x, 0)`, which is the same."""
+    # Keras writes `relu(x) + -alpha * relu(-x)`, and TFLite negates in float only.
+    # Returns for each what was done, in words.
     stencils = Stencils(graph)
     base_names = [f"{prelu.product.name}/negative" for prelu in prelus]
     names = types.absolute_unique_names(graph, base_names)
@@ -63,21 +49,9 @@ def lower_prelus(graph: Graph, prelus: Sequence[Prelu]) -> tuple[str, ...]:
 def lower_forms(
     graph: Graph, forms: Mapping[Operation, Form]
 ) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
-    """Let other ops compute what ops do that TFLite has no kernel for.
-
-    Args:
-        graph: the graph.
-        forms: by ops in it what computes in their place.
-
-    Returns:
-        For each what was done, in words; and by the new results what they stand in for.
-
-    Raises:
-        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
-            forbidden.
-
-    Cost: linear in the ops and their readers.
-    """
+    """Replace ops that TFLite has no kernel for by their forms."""
+    # Returns for each what was done, in words; and by the new results what they stand
+    # in for.
     results = _replace(graph, list(forms.items()))
     lines = (f"'{op.name}' ({op.type}) {form.words}" for op, form in forms.items())
     return tuple(lines), results
@@ -86,21 +60,9 @@ def lower_forms(
 def lower_calls(
     graph: Graph, ops: Sequence[Operation]
 ) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
-    """Let convolutions stand in the place of calls that are nothing else.
-
-    Args:
-        graph: the graph.
-        ops: calls in it of one convolution.
-
-    Returns:
-        For each what was done, in words; and by the new results what they stand in for.
-
-    Raises:
-        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
-            forbidden.
-
-    Cost: linear in ops and edges.
-    """
+    """Let convolutions stand in the place of calls that are nothing else."""
+    # Returns for each what was done, in words; and by the new results what they stand
+    # in for.
     if not ops:
         return (), {}
     # Results of a function survive replacements; here they are replaced, too.
@@ -117,25 +79,11 @@ def lower_calls(
 def lower_biases(
     graph: Graph, ops: Sequence[Operation]
 ) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
-    """Let layers add their biases before a Reshape, which is the same.
-
-    A layer's kernel adds a bias before it rounds; behind a Reshape that parts the
-    channels another kernel adds it, and both round.
-
-    Args:
-        graph: the graph.
-        ops: sums in it that `parted_bias` tells of.
-
-    Returns:
-        For each what was done, in words; and by the new sums and what is made of them
-        what they stand in for.
-
-    Raises:
-        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
-            forbidden.
-
-    Cost: linear in the ops and their readers.
-    """
+    """Let layers add their biases before a Reshape, which is the same."""
+    # A layer's kernel adds a bias before it rounds; behind a Reshape that parts the
+    # channels another kernel adds it, and both round.
+    # Returns for each what was done, in words; and by the new sums and what is made of
+    # them what they stand in for.
     lowerings, lines = [], []
     for op in ops:
         parted = parted_bias(op)
@@ -153,15 +101,8 @@ def lower_biases(
 def _replace(
     graph: Graph, lowerings: Sequence[tuple[Operation, Form]]
 ) -> dict[Operation, Operation]:
-    """Let others be read in the place of ops.
-
-    Args:
-        graph: the graph.
-        lowerings: the ops, and what computes in their place.
-
-    Returns:
-        By the ops of the new results those that they stand in for.
-    """
+    """Let others be read in the place of ops."""
+    # Returns by the ops of the new results those that they stand in for.
     if not lowerings:
         return {}
     stencils = Stencils(graph)

@@ -1,4 +1,4 @@
-"""The insertion of FakeQuant ops by a plan, and what it is kept from."""
+"""The insertion of FakeQuant ops by a plan."""
 
 from __future__ import annotations
 
@@ -61,12 +61,7 @@ def undone_on_error(graph: Graph) -> Iterator[None]:
 
 
 def checked_delay(delay: Any, is_training: bool, step: Any = None) -> int:
-    """Return the delay as a number.
-
-    Raises:
-        ArgumentTypeError: it is no number, or steps cannot be counted in `step`.
-        QuantizeError: it is negative, or makes no sense.
-    """
+    """Return the delay as a number."""
     if step is not None:
         check_step_variable(step)
     if delay is None:
@@ -87,40 +82,20 @@ Ends = tuple[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class Mode:
-    """How ranges come about.
+    """How ranges come about."""
 
-    Attributes:
-        is_training: learn them; else they are read.
-        delay: the training step from which on anything is quantized; 0 is at once.
-        step: the variable that counts the steps; None makes one where it is needed.
-    """
-
-    is_training: bool
+    is_training: bool  # learn them; else they are read
+    # The training step from which on anything is quantized; 0 is at once.
     delay: int = 0
+    # The variable that counts the steps; None makes one where it is needed.
     step: Any = None
 
 
 def insert(
     graph: Graph, groups: list[RangeGroup], mode: Mode, variables: RangeVariables
 ) -> MutableIdentityMap[Tensor]:
-    """Quantize the tensors of ranges.
-
-    Args:
-        graph: the graph.
-        groups: the ranges, with the points where they are used.
-        mode: whether they are learnt.
-        variables: what makes their variables.
-
-    Returns:
-        For each tensor what it is quantized to.
-
-    Raises:
-        QuantizeError: a variable that is given has another shape.
-        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
-            forbidden.
-
-    Cost: linear in points and edges.
-    """
+    """Quantize the tensors of ranges."""
+    # Returns for each tensor what it is quantized to.
     if not groups:
         return MutableIdentityMap()
     guarding.refuse_mesh(graph)
@@ -171,11 +146,7 @@ def insert(
 
 
 def _name_as_first(groups: list[RangeGroup]) -> None:
-    """Name the ranges of a replica as those of the first one, whose variables they use.
-
-    Raises:
-        QuantizeError: the replicas are not quantized alike.
-    """
+    """Give the ranges of a replica the names, and so the variables, of the first's."""
 
     def check(every: list[list[tuple[str, Any]]]) -> None:
         for others in every[1:]:
@@ -194,7 +165,7 @@ def _name_as_first(groups: list[RangeGroup]) -> None:
 
 
 def _in_order(graph: Graph, groups: list[RangeGroup]) -> list[RangeGroup]:
-    """Return ranges, each behind those that what it is learnt from depends on."""
+    """Return ranges in topological order of the tensors they are learnt from."""
     ops = adjacency.topological_sort(replicas.own_operations(graph))
     place = {op: index for index, op in enumerate(ops)}
     return sorted(
@@ -203,7 +174,7 @@ def _in_order(graph: Graph, groups: list[RangeGroup]) -> list[RangeGroup]:
 
 
 def _edges(point: Point, live: Liveness) -> list[Edge]:
-    """Return what will read a tensor quantized."""
+    """Return the inputs that will read a tensor quantized."""
     if point.readers is not None:
         return point.readers
     values = [
@@ -241,10 +212,8 @@ def _reading(tensor: Tensor, live: Liveness) -> list[Edge]:
 
 
 def _device(point: Point, edges: list[Edge]) -> str:
-    """Return where a tensor is quantized: weights where they are read.
-
-    What reads a variable stands where that does, or nowhere.
-    """
+    """Return where a tensor is quantized: weights where they are read."""
+    # The reader of a variable stands where that does, or nowhere.
     own = str(point.tensor.op.device)
     reading = str(edges[0].op.device) if edges else ""
     return reading or own if point.group.weights else own or reading
@@ -279,7 +248,7 @@ class _Builder:
             self._steps = step_counter(graph, mode.step).value
 
     def make(self) -> MutableIdentityMap[Tensor]:
-        """Make the ops; return what each tensor is quantized to."""
+        """Make the ops; return the quantized version of each tensor."""
         tensor_of = self._stencils.make()
         return MutableIdentityMap(
             (p.tensor, tensor_of[later]) for p, later in self._results
@@ -303,7 +272,7 @@ class _Builder:
         )
 
     def merge(self, groups: list[RangeGroup]) -> None:
-        """Take what ranges are learnt from over all replicas, one after the other."""
+        """Reduce the ends of ranges over all replicas, one range after the other."""
         learnt = [g for g in groups if not g.fixed and not g.weights]
         if not self._in_step or not learnt:
             return
@@ -430,7 +399,7 @@ class _Builder:
 
 
 def _shape(tensor: Tensor, form: Any) -> Any:
-    """Return what the ops for channels of several axes, or for blocks, depend on."""
+    """Return the shape that ops for channels of several axes or blocks depend on."""
     by_shape = len(form.axes) > 1 or form.block is not None
     return tuple(tensor.shape.as_list()) if by_shape else None
 

@@ -192,7 +192,7 @@ def quantize_by(
     *,
     strict: bool = False,
 ) -> QuantizeReport:
-    """Quantize what is asked for in all signatures; see `quantize`."""
+    """Quantize all signatures by choices; see `quantize`."""
     variable_by_name = dict(variables or {})
     reports = []
     places = _places(graph_or_model)
@@ -246,12 +246,7 @@ def quantize_by(
 
 
 def _of_scheme(name: str, choices: QuantizeChoices) -> QuantizeChoices:
-    """Return choices with the bits of a scheme.
-
-    Raises:
-        QuantizeError: there is no such scheme; it stores nothing in integers; or bits
-            are given, too.
-    """
+    """Return choices with the bits of a scheme."""
     scheme = scheme_named(name)
     if scheme.is_float:
         raise QuantizeError(
@@ -283,17 +278,9 @@ def _name_apart(
     earlier: dict[str, Hashable],
     signature: str,
 ) -> None:
-    """Give ranges names of their own where another signature's mean something else.
-
-    Signatures of one network share theirs: what calibrates one calibrates all. Others
-    may have ops of the same names.
-
-    Args:
-        plan: the plan, whose ranges are renamed.
-        ranges: what they are for, by name.
-        earlier: those of the signatures before; added to.
-        signature: the name of the signature.
-    """
+    """Give ranges names of their own where another signature's mean something else."""
+    # Signatures of one network share theirs: what calibrates one calibrates all. Others
+    # may have ops of the same names.
     if any(earlier.get(name, meant) != meant for name, meant in ranges.items()):
         for group in plan.groups:
             group.name = f"{signature}/{group.name}"
@@ -304,11 +291,8 @@ def _name_apart(
 def _lowered(
     graph: Graph, plan: QuantizePlan
 ) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
-    """Write ops of a plan in another form that has int8 kernels.
-
-    Returns:
-        What was done, in words; and by new ops those that they stand in for.
-    """
+    """Write ops of a plan in another form that has int8 kernels."""
+    # Returns what was done, in words; and by new ops those that they stand in for.
     lines: list[str] = []
     stands_for: dict[Operation, Operation] = {}
     if plan.prelus:

@@ -3,7 +3,7 @@
 A norm multiplies by the root of a variance and a small constant. Where it was folded,
 that root is in the weights of a layer, `weights * scale`, and its bias. So norms are
 found from their roots on, and not along the data (see
-`geutil.select.networks.batch_norms` for what else finds norms).
+`geutil.select.networks.batch_norms` for other searches of norms).
 """
 
 from __future__ import annotations
@@ -28,25 +28,16 @@ _HANDED_ON = SHAPING - {"StopGradient"}
 
 @dataclass(frozen=True, eq=False)
 class InferenceNorm:
-    """A batch norm whose statistics are variables.
+    """A batch norm whose statistics are variables."""
 
-    Attributes:
-        name: its name scope, or the name of its op.
-        mean: the handle of the variable of its mean.
-        variance: that of its variance.
-        source: the tensor whose statistics they are; of a folded norm that tensor
-            times `scale`.
-        axis: the axis of the channels of the source, counted from the end.
-        marks: the ops that change with its statistics first.
-        scale: what the weights of a folded norm are multiplied by; None for others.
-    """
-
-    name: str
-    mean: Any
+    name: str  # its name scope, or the name of its op
+    mean: Any  # the handle of the variable of its mean
     variance: Any
+    # The tensor whose statistics they are; of a folded norm that tensor times `scale`.
     source: Tensor
-    axis: int
-    marks: tuple[Operation, ...]
+    axis: int  # the axis of the channels of the source, counted from the end
+    marks: tuple[Operation, ...]  # the ops that change with its statistics first
+    # The factor of the weights of a folded norm; None for others.
     scale: Tensor | None = None
 
 
@@ -66,16 +57,9 @@ class Missed:
 def find_norms(
     network: Network, handles: Mapping[Any, Any]
 ) -> list[InferenceNorm | Missed]:
-    """Return the batch norms of a network, in topological order.
-
-    Args:
-        network: the network.
-        handles: for each tensor that stands for a variable's handle in the graph the
-            handle itself, by identity.
-
-    Cost: linear in ops and edges, and in norms times the ops between each one's root
-    and what it is used for.
-    """
+    """Return the batch norms of a network, in topological order."""
+    # `handles`: for each tensor that stands for a variable's handle in the graph the
+    # handle itself, by identity.
     finder = _NormFinder(network, handles)
     norm_by_root: dict[Operation, InferenceNorm | Missed] = {}
     for op in network.ops:
@@ -135,10 +119,8 @@ class _NormFinder:
         return self._handles.get(tensor.op.inputs[0])
 
     def _scaled(self, root: Operation) -> Iterator[tuple[Operation, int]]:
-        """Yield the ops that a root's norm multiplies or divides by it, with the slot.
-
-        And go on from those that make parameters.
-        """
+        """Yield the ops that multiply or divide by a root, with the slot."""
+        # And go on from those that make parameters.
         seen = IdentitySet(root.outputs)
         waiting = list(root.outputs)
         for tensor in waiting:
@@ -154,7 +136,7 @@ class _NormFinder:
                     waiting.append(output)
 
     def _mean(self, scaled: list[tuple[Operation, int]]) -> Any:
-        """Return what is scaled and then subtracted, or subtracted from the data."""
+        """Return the tensor that is scaled and subtracted, or subtracted from data."""
         for op, slot in scaled:
             if op.type != "Mul":
                 continue

@@ -28,11 +28,10 @@ Array = np.ndarray[Any, Any]
 
 
 class ChannelMoments:
-    """The mean and variance of all values of each channel.
+    """The mean and variance of all values of each channel."""
 
-    Batches are put together as if they were one (Chan, Golub and LeVeque 1979,
-    "Updating formulae and a pairwise algorithm for computing sample variances").
-    """
+    # Batches are put together as if they were one (Chan, Golub and LeVeque 1979,
+    # "Updating formulae and a pairwise algorithm for computing sample variances").
 
     def __init__(self) -> None:
         self._count = 0.0

@@ -36,53 +36,34 @@ _HOMOGENEOUS = frozenset(
 
 @dataclass(frozen=True)
 class ScalingObstacle:
-    """What keeps the channels of a layer from being scaled.
+    """The obstacle to scaling the channels of a layer."""
 
-    Attributes:
-        op: the op that stands in the way, by name.
-        reason: why.
-    """
-
-    op: str
+    op: str  # the op that stands in the way, by name
     reason: str
 
 
 @dataclass(frozen=True, eq=False)
 class ScalableLayer:
-    """A layer, and the layers that read what it makes.
-
-    Attributes:
-        first: the layer.
-        seconds: those behind it.
-        channels: how many channels lie between them.
-        biases: the inputs of ops between them that are added to the channels.
-        clips: the Relu6 ops between them.
-    """
+    """A layer, and the layers that read its result."""
 
     first: Layer
     seconds: tuple[Layer, ...]
-    channels: int
+    channels: int  # how many channels lie between them
+    # The inputs of ops between them that are added to the channels.
     biases: tuple[Edge, ...]
-    clips: tuple[Operation, ...]
+    clips: tuple[Operation, ...]  # the Relu6 ops between them
 
 
 def find_links(
     network: Network, replace_relu6: bool
 ) -> Iterator[ScalableLayer | ScalingObstacle]:
-    """Yield for each layer in topological order its link, or why it has none.
-
-    Args:
-        network: the network.
-        replace_relu6: whether Relu6 may be replaced with Relu.
-
-    Cost: linear in ops and edges.
-    """
+    """Yield for each layer in topological order its link, or why it has none."""
     for layer in network.layers.values():
         yield _Region(layer, network, replace_relu6).link()
 
 
 class _Region:
-    """The ops between a layer and those that read what it makes."""
+    """The ops between a layer and those that read its result."""
 
     def __init__(self, layer: Layer, network: Network, replace_relu6: bool) -> None:
         self._layer = layer

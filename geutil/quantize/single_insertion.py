@@ -181,7 +181,7 @@ def insert_quant_op(
 def _checked_ends(
     producer: Operation, consumers: Iterable[Operation]
 ) -> list[Operation]:
-    """Return the consumers; raise unless each reads what is quantized."""
+    """Return the consumers; raise unless each reads the quantized tensor."""
     require_op(producer)
     if not producer.outputs or producer.outputs[0].dtype.base_dtype != tf.float32:
         raise QuantizeError(

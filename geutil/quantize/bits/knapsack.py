@@ -1,9 +1,9 @@
 """One option for each of several items under a budget: a multiple-choice knapsack.
 
-Each item has options, and each option a size and a noise. What is asked for is the
-choice of least noise whose sizes fit a budget, or the choice of least size whose noise
-keeps a limit (Kellerer, Pferschy and Pisinger 2004, Knapsack Problems, chapter 11). It
-is solved as an integer program, whose solver proves that there is no better choice.
+Each item has options, and each option a size and a noise. Wanted is the choice of least
+noise whose sizes fit a budget, or the choice of least size whose noise keeps a limit
+(Kellerer, Pferschy and Pisinger 2004, Knapsack Problems, chapter 11). It is solved as
+an integer program, whose solver proves that there is no better choice.
 """
 
 from __future__ import annotations
@@ -27,25 +27,13 @@ _PRECISION = 1e-9
 def least_noise(sizes: Sizes, noises: Table, budget: int) -> list[int] | None:
     """Return the choice of least noise within a budget.
 
-    Args:
-        sizes: the size of each option, whole numbers.
-        noises: the noise of each option, which may be below zero.
-        budget: the most that the sizes may sum up to.
-
-    Returns:
-        For each item the index of an option; None if no choice fits.
-
-    Raises:
-        MissingExtraError: OR-Tools is not installed.
-
-    Cost: the solver's: some milliseconds for hundreds of items.
-
     Example:
         >>> from geutil.quantize.bits.knapsack import least_noise
         >>> sizes, noises = [[4, 8], [2, 4]], [[3.0, 1.0], [9.0, 1.0]]
         >>> least_noise(sizes, noises, 9), least_noise(sizes, noises, 5)
         ([0, 1], None)
     """
+    # Returns for each item the index of an option; None if no choice fits.
     if sum(min(options) for options in sizes) > budget:
         return None
     # Whole units, as few as can be: so the solver's rounding is below one of them.
@@ -54,7 +42,7 @@ def least_noise(sizes: Sizes, noises: Table, budget: int) -> list[int] | None:
     room = budget // unit
     scale = _largest(noises)
     scaled = [[noise / scale for noise in options] for options in noises]
-    # What the solver takes for a fit may be over by its precision, if sizes are huge.
+    # The solver's fit may be over by its precision, if sizes are huge.
     most = room
     while True:
         chosen = _solved(scaled, units, most)
@@ -66,26 +54,13 @@ def least_noise(sizes: Sizes, noises: Table, budget: int) -> list[int] | None:
 def least_size(sizes: Sizes, noises: Table, limit: float) -> list[int] | None:
     """Return the choice of least size whose noise keeps a limit.
 
-    Of several that are as small, one of the least noise.
-
-    Args:
-        sizes: the size of each option, whole numbers.
-        noises: the noise of each option, which may be below zero.
-        limit: the most that the noises may sum up to.
-
-    Returns:
-        For each item the index of an option; None if no choice keeps the limit.
-
-    Raises:
-        MissingExtraError: OR-Tools is not installed.
-
-    Cost: that of `least_noise`, twice.
-
     Example:
         >>> from geutil.quantize.bits.knapsack import least_size
         >>> least_size([[4, 8], [2, 4]], [[3.0, 1.0], [9.0, 1.0]], limit=5.0)
         [0, 1]
     """
+    # Of several that are as small, one of the least noise.
+    # Returns for each item the index of an option; None if no choice keeps the limit.
     if sum(min(options) for options in noises) > limit:
         return None
     scale = max(_largest(noises), abs(limit)) or 1.0

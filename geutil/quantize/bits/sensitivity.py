@@ -1,7 +1,7 @@
 """The noise that weights of few bits make at the outputs of a network.
 
 A network is copied twice with its weights as inputs: as it is in float, and with its
-activations quantized. So the bits of each layer are switched by what is fed, and
+activations quantized. So the bits of each layer are switched by the feed, and
 nothing is traced again. The fed values are those that FakeQuant ops make, which is why
 the noise is that of the network as `quantize` assembles it.
 
@@ -34,14 +34,7 @@ Bits = tuple[int, ...]
 
 
 class Noise:
-    """Tells how far outputs are from those in float.
-
-    Args:
-        exact: the outputs in float, batch by batch.
-
-    Raises:
-        QuantizeError: no output varies, so that there is no signal.
-    """
+    """Tells how far outputs are from those in float."""
 
     def __init__(self, exact: Sequence[Outputs]) -> None:
         names = list(exact[0])
@@ -58,11 +51,7 @@ class Noise:
             )
 
     def of(self, found: Sequence[Outputs]) -> float:
-        """Return the noise of outputs, as a share of the signal.
-
-        Raises:
-            QuantizeError: they are not finite where those in float are.
-        """
+        """Return the noise of outputs, as a share of the signal."""
         shares = [
             noise_share(values, np.concatenate([o[name].ravel() for o in found]))
             for name, values in self._exact.items()
@@ -77,20 +66,7 @@ class Noise:
 
 
 class SwitchedNetwork:
-    """A quantized network whose weights can be given other bits.
-
-    Args:
-        model: a `geutil.model.Model` that was quantized and calibrated.
-        layers: its layers.
-        bits: the bits that they may have.
-        samples: the data to run it on.
-
-    Attributes:
-        layers: the layers.
-        exact: the outputs in float, batch by batch.
-
-    Cost: two copies of the graph, and one run in float for each batch.
-    """
+    """A quantized network whose weights can be given other bits."""
 
     def __init__(
         self,
@@ -109,6 +85,7 @@ class SwitchedNetwork:
         self._names = list(model.outputs)
         self._in_float = _probe(model, inputs, unquantized)
         self._quantized = _probe(model, inputs, frozen(range_values(model.graph)))
+        # The outputs in float, batch by batch.
         self.exact = self._run(self._in_float, (0,) * len(layers), len(samples))
         self._noise_by_count: dict[int, Noise] = {}
 
@@ -145,10 +122,7 @@ class SwitchedNetwork:
 
 
 def outputs_of(model: Any, samples: Sequence[Sample]) -> list[Outputs]:
-    """Return the outputs of a quantized model as it is, batch by batch.
-
-    Cost: a copy of the graph, and a run for each batch.
-    """
+    """Return the outputs of a quantized model as it is, batch by batch."""
     probe = _probe(model, model.inputs, frozen(range_values(model.graph)))
     return [_outputs(probe, sample, list(model.outputs)) for sample in samples]
 
@@ -156,18 +130,8 @@ def outputs_of(model: Any, samples: Sequence[Sample]) -> list[Outputs]:
 def measured_options(
     network: SwitchedNetwork, bits: Sequence[int], scheme: str, count: int
 ) -> list[tuple[BitOption, ...]]:
-    """Return what each layer's options take, and the noise that they make.
-
-    Alone: all else in float. Together: all else quantized, in 8 bits.
-
-    Args:
-        network: the network.
-        bits: the bits that layers may have.
-        scheme: what says in how many bytes they are stored.
-        count: how many batches to run.
-
-    Cost: two runs of the network for each option of each layer and batch.
-    """
+    """Return the bytes and the noise of each layer's options."""
+    # Alone: all else in float. Together: all else quantized, in 8 bits.
     eight = (BYTE,) * len(network.layers)
     in_float = (0,) * len(network.layers)
     base = network.noise(eight, count)

@@ -1,13 +1,13 @@
 """The weights whose bits can be chosen, rounded as in a file, and their bytes there.
 
-What a file stores of a weight depends on the scheme and on the kernel that reads it:
+The bits of a weight in a file depend on the scheme and on the kernel that reads it:
 
-- "int8" has bytes, and 4 bits for what CONV_2D and FULLY_CONNECTED read on levels from
+- "int8" has bytes, and 4 bits for weights of CONV_2D and FULLY_CONNECTED on levels from
   -7 to 7 (see `geutil.quantize.tflite.stored_weights`), but for convolutions by groups.
   No kernel reads integers of more than 8 bits;
 - "weight_only_int8" has 4 bits, bytes, and 16 bits, whatever reads them.
 
-What several ops read is stored once.
+Weights that several ops read are stored once.
 
 Counted are the weights themselves. Steps and biases are besides, whatever the bits.
 """
@@ -47,12 +47,7 @@ _PACKED = PRODUCTS | {"Conv2D"}
 
 
 def checked_bits(bits: Any, scheme: str) -> tuple[int, ...]:
-    """Return the bits that layers may have, fewest first.
-
-    Raises:
-        ArgumentTypeError: they are no numbers.
-        QuantizeError: a file of the scheme cannot store some, or there are none.
-    """
+    """Return the bits that layers may have, fewest first."""
     if scheme not in CHOICES:
         raise QuantizeError(
             f"bits are chosen for files of the schemes {' and '.join(CHOICES)}, not of "
@@ -83,19 +78,13 @@ def checked_bits(bits: Any, scheme: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class ReadWeights:
-    """The weights that one or more ops read.
+    """The weights that one or more ops read."""
 
-    Attributes:
-        tensor: what they read, in the quantized graph.
-        value: its values, not quantized.
-        layers: the ops as layers.
-        by_channel: whether `quantize` may give each channel a range: not if others read
-            the same variable along other axes, with which it shares one.
-    """
-
-    tensor: Tensor
-    value: Array
+    tensor: Tensor  # what they read, in the quantized graph
+    value: Array  # its values, not quantized
     layers: tuple[Layer, ...]
+    # True if `quantize` may give each channel a range: not if others read the same
+    # variable along other axes, with which it shares one.
     by_channel: bool
 
     def form(self, bits: int) -> Format:
@@ -117,12 +106,7 @@ class ReadWeights:
         return all(map(_is_packed, self.layers))
 
     def stored_bytes(self, bits: int, is_packed: bool) -> int:
-        """Return the bytes that a file has of them.
-
-        Args:
-            bits: their bits.
-            is_packed: whether it stores 4 bits in half a byte.
-        """
+        """Return the bytes that a file has of them."""
         count = int(self.value.size)
         # Weights that are all zero have few levels in any number of bits.
         is_small = bits <= _HALF_BYTE or (bits <= BYTE and not self.value.any())
@@ -146,16 +130,11 @@ def _is_packed(layer: Layer) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class WeightLayer:
-    """Ops that read the same variable or constant: their weights have equal bits.
-
-    Attributes:
-        ops: their names.
-        op_type: the type of the first one.
-        kernels: what they read: one for each place where it is quantized.
-    """
+    """Ops that read the same variable or constant: their weights have equal bits."""
 
     ops: tuple[str, ...]
     op_type: str
+    # One for each place where the weights are quantized.
     kernels: tuple[ReadWeights, ...]
 
     @property
@@ -182,19 +161,10 @@ class WeightLayer:
 def find_weights(
     model: Any, report: QuantizeReport
 ) -> tuple[list[WeightLayer], list[tuple[str, str]]]:
-    """Return the layers of a quantized model, and those that were left in float.
-
-    Args:
-        model: a `geutil.model.Model` that was quantized.
-        report: what `quantize` returned for it.
-
-    Returns:
-        The layers whose weights are quantized, in the order of the graph; and the
-        names of the others with the reasons, and of ops that run bodies, which may hold
-        some.
-
-    Cost: linear in the ops; one run of what weights depend on.
-    """
+    """Return the layers of a quantized model, and those that were left in float."""
+    # Returns the layers whose weights are quantized, in the order of the graph; and the
+    # names of the others with the reasons, and of ops that run bodies, which may hold
+    # some.
     graph = model.graph
     origins = Origins(graph)
     by_name = {op.name: op for op in graph.get_operations() if op.type in LAYERS}
@@ -222,13 +192,7 @@ def find_weights(
 def _kernels(
     ops: Sequence[Operation], origins: Origins, one_range: set[str]
 ) -> list[ReadWeights]:
-    """Return what ops read as weights, each tensor once.
-
-    Args:
-        ops: the ops.
-        origins: the origins of tensors.
-        one_range: the names of ops whose weights have one range for all channels.
-    """
+    """Return the weights of ops, each tensor once."""
     layers = [layer for op in ops if (layer := layer_of(op, origins)) is not None]
     readers = _grouped((layer.kernel, layer) for layer in layers)
     values = values_of([tensor for tensor, _ in readers], unquantized)
@@ -239,7 +203,7 @@ def _kernels(
 
 
 def _grouped(pairs: Iterable[tuple[Tensor, T]]) -> list[tuple[Tensor, list[T]]]:
-    """Return what belongs to the same tensor together, in order."""
+    """Group elements by their tensors, in order."""
     groups: MutableIdentityMap[list[T]] = MutableIdentityMap()
     for tensor, element in pairs:
         if tensor not in groups:

@@ -17,29 +17,17 @@ from geutil.transform.op_templates import Function
 
 
 class Form(NamedTuple):
-    """Ops that compute what another op does.
-
-    Attributes:
-        words: what they compute.
-        scope: the last part of the new ops' scope.
-        key: tells apart what makes other ops.
-        function: what makes them.
-        inputs: what they read.
-    """
+    """Ops that compute the same as another op."""
 
     words: str
-    scope: str
-    key: Hashable
+    scope: str  # the last part of the new ops' scope
+    key: Hashable  # tells apart what makes other ops
     function: Function
     inputs: Sequence[Tensor]
 
 
 def int8_form(op: Operation) -> Form | None:
-    """Return the form of an op whose parts have int8 kernels; None if there is none.
-
-    Args:
-        op: an op that has no int8 kernel itself.
-    """
+    """Return the form of an op whose parts have int8 kernels; None if there is none."""
     form = _INT8.get(op.type) or _UNCONVERTED.get(op.type)
     return None if form is None else form(op)
 
@@ -79,10 +67,8 @@ def _layer_norm(op: Operation) -> Form | None:
 
 
 def _one_hot(op: Operation) -> Form | None:
-    """One-hot vectors that are quantized make the converter fail.
-
-    It moves that to the two values, which the kernel does not take in int8.
-    """
+    """One-hot vectors that are quantized make the converter fail."""
+    # It moves that to the two values, which the kernel does not take in int8.
     one_hot = op.inputs[0].op if op.type == "Cast" else op
     if one_hot.type != "OneHot":
         return None

@@ -1,6 +1,6 @@
 """Ranges of weights that are narrower than their values, channel by channel.
 
-What lies outside is clipped; all other weights get smaller steps for it.
+Weights outside are clipped; all others get smaller steps for it.
 """
 
 from __future__ import annotations
@@ -26,20 +26,12 @@ def min_max(target: Target, ends: Range, weights: Array, hessian: Array) -> Rang
 
 
 def mse(target: Target, ends: Range, weights: Array, hessian: Array) -> Range:
-    """Return the range in which rounding changes least of what the layer makes.
-
-    Of a range from 0.4 times as wide to all of it, the one with the least sum of
-    squared errors of the weights on their nearest levels, each counted by the mean
-    square of what it multiplies.
-
-    Args:
-        target: the layer.
-        ends: the range of the values.
-        weights: [groups, inputs, outputs].
-        hessian: [groups, inputs, inputs].
-
-    Cost: 13 times the weights.
-    """
+    """Return the range in which rounding changes the layer's result least."""
+    # Of a range from 0.4 times as wide to all of it, the one with the least sum of
+    # squared errors of the weights on their nearest levels, each counted by the mean
+    # square of what it multiplies.
+    # `weights`: [groups, inputs, outputs].
+    # `hessian`: [groups, inputs, inputs].
     importance = np.einsum("gii->gi", hessian)[:, :, None]
     least, chosen = np.full(np.shape(ends.low), np.inf), np.ones(np.shape(ends.low))
     for factor in _FACTORS:
@@ -52,20 +44,11 @@ def mse(target: Target, ends: Range, weights: Array, hessian: Array) -> Range:
 
 
 def octav(target: Target, ends: Range, weights: Array, hessian: Array) -> Range:
-    """Return the range with the least error if weights lay evenly within each step.
-
-    With b bits, s is where the noise of steps, s^2 4^-b / 3 for each weight inside, and
-    that of clipping balance: s <- sum of |w| outside / (4^-b / 3 inside + outside), by
-    their numbers (Sakr et al. 2022, arXiv 2206.06501, equation 6).
-
-    Args:
-        target: the layer.
-        ends: the range of the values.
-        weights: [groups, inputs, outputs].
-        hessian: not looked at.
-
-    Cost: 20 times the weights.
-    """
+    """Return the range with the least error if weights lay evenly within each step."""
+    # With b bits, s is where the noise of steps, s^2 4^-b / 3 for each weight inside,
+    # and that of clipping balance: s <- sum of |w| outside / (4^-b / 3 inside +
+    # outside), by their numbers (Sakr et al. 2022, arXiv 2206.06501, equation 6).
+    # `weights`: [groups, inputs, outputs].
     del hessian
     size = np.abs(target.simulated(weights)).astype(np.float64)
     shape = np.shape(ends.low)

@@ -1,9 +1,9 @@
-"""Weights rounded layer by layer, by what the layers make of data.
+"""Weights rounded layer by layer, by the layers' results on data.
 
-A layer reads x~, simulated with what was decided on those before it, where the network
-without quantization reads x. Its rounded weights Q shall make of x~ what its weights W
-make of x. The weights that come nearest without rounding, W + (H + D)^-1 (C - H) W with
-H = E x~^T x~ and C = E x~^T x, are what is rounded; D is a part of the mean diagonal of
+A layer reads x~, simulated with the decisions on those before it, where the network
+without quantization reads x. Its rounded weights Q shall make x~ Q near x W, with its
+weights W. The weights that come nearest without rounding, W + (H + D)^-1 (C - H) W with
+H = E x~^T x~ and C = E x~^T x, are rounded; D is a part of the mean diagonal of
 H, so that few rows of data do not count for more than they tell. Where there is a bias,
 it takes over differences of the means, and H and C are of deviations from them (Nagel
 et al. 2019, arXiv 1906.04721, section 4.2).
@@ -44,27 +44,17 @@ _DAMPING, _DAMPING_OF_TARGET = 0.05, 0.3
 
 @dataclass(frozen=True)
 class Choice:
-    """How weights are rounded.
+    """How weights are rounded."""
 
-    Attributes:
-        rounding: "nearest", "gptq" or "adaround".
-        clipping: how their ranges are chosen: "min_max", "mse" or "octav".
-        correct_bias: whether biases take over differences of the means.
-    """
-
-    rounding: str
-    clipping: str
-    correct_bias: bool
+    rounding: str  # "nearest", "gptq" or "adaround"
+    clipping: str  # how their ranges are chosen: "min_max", "mse" or "octav"
+    correct_bias: bool  # whether biases take over differences of the means
 
     @classmethod
     def of(
         cls, rounding: str, clipping_name: str | None, correct_bias: bool | None
     ) -> Choice:
-        """Return a choice, with what goes well together where nothing is said.
-
-        Raises:
-            QuantizeError: there is no such rounding or clipping.
-        """
+        """Return a choice, with defaults that fit each other."""
         for what, name, names in (
             ("rounding", rounding, ROUNDINGS),
             ("clipping", clipping_name, (None, *clipping.CLIPPINGS)),
@@ -117,19 +107,13 @@ class Rounded:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Rows that a layer reads: [groups, rows, inputs] each.
+    """Rows that a layer reads: [groups, rows, inputs] each."""
 
-    Their largest value is 1, so that no square of theirs is lost.
+    # Their largest value is 1, so that no square of theirs is lost.
 
-    Attributes:
-        exact: if nothing were quantized.
-        simulated: with what was decided on earlier layers.
-        scale: what both were divided by.
-    """
-
-    exact: Array
-    simulated: Array
-    scale: float
+    exact: Array  # if nothing were quantized
+    simulated: Array  # with what was decided on earlier layers
+    scale: float  # what both were divided by
 
     @property
     def means(self) -> tuple[Array, Array]:
@@ -160,25 +144,10 @@ def round_weights(
     choice: Choice,
     progress: Callable[[Sequence[Target]], Iterable[Target]] = iter,
 ) -> list[Rounded | NotRounded]:
-    """Round the weights of a quantized model.
-
-    Args:
-        model: a `geutil.model.Model`, whose corrections are zero.
-        sites: its ranges.
-        ranges: what these are to be, by name; those of weights that are clipped become
-            narrower here.
-        samples: batches by the names of its inputs.
-        choice: how.
-        progress: yields the layers one by one, and may show how far it is.
-
-    Returns:
-        Each layer whose weights are quantized: rounded, or not and why.
-
-    Raises:
-        QuantizeError: the graph has a loop of version 1; nothing is changed.
-
-    Cost: two runs of the model for each batch, and what the solvers take.
-    """
+    """Round the weights of a quantized model."""
+    # `ranges`: what these are to be, by name; those of weights that are clipped become
+    # narrower here.
+    # Returns each layer whose weights are quantized: rounded, or not and why.
     graph = model.graph
     entries = find_targets(Network(graph, model.outputs.values()), sites)
     targets = [entry for entry in entries if isinstance(entry, Target)]
@@ -264,7 +233,7 @@ class _Run:
         )
 
     def assign(self) -> None:
-        """Put what was decided into the variables."""
+        """Write the decisions to the variables."""
         for correction, value in self._later:
             correction.set(value)
 
@@ -308,7 +277,7 @@ class _Run:
 def _corrections(
     model: Any, targets: Sequence[Target], choice: Choice
 ) -> dict[Target, tuple[Correction, Correction | None]]:
-    """Return what is added to the weights of layers, and to their biases."""
+    """Return the corrections of the weights of layers, and of their biases."""
     edges: list[tuple[str, list[Edge]]] = [
         (target.site.name, [Edge(op, 0) for op in target.simulations])
         for target in targets
@@ -332,7 +301,7 @@ def _corrections(
 def _noise(
     rows: _Rows, weights: Array, rounded: Array, shift: Array | float = 0.0
 ) -> float:
-    """Return the mean square of what changes in results, over their variance."""
+    """Return the mean square of changes in results, over their variance."""
     exact = rows.exact @ weights
     noise = float(np.mean(np.square(rows.simulated @ rounded + shift - exact)))
     variance = float(np.mean(np.square(exact - exact.mean(1, keepdims=True))))
