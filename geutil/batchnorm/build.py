@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from geutil.batchnorm import fold_arithmetic, norm_path
+from geutil.batchnorm.batch_statistics import Statistics
 from geutil.batchnorm.channel_affine import Link, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.batchnorm.norm_runs import Norm
@@ -43,6 +45,7 @@ class Fold:
     forward: bool = False  # whether the norm is before the layer
     # The replacements of statistics of the batch.
     moving: tuple[MovingVariable, ...] = ()
+    statistics: Statistics | None = None  # those of a norm that is folded for training
 
     @property
     def end(self) -> Operation:
@@ -262,9 +265,14 @@ def can_stay(fold: Fold) -> bool:
         # The layer has no bias, and gets none if the norm shifts by nothing.
         return False
     step = link.step
-    return step.op.type in op_types.BIAS_ADDITIONS or (
-        step.op.type == "Sub" and step.index == 0
-    )
+    if fold.statistics is None:
+        is_difference = step.op.type == "Sub" and step.index == 0
+        return step.op.type in op_types.BIAS_ADDITIONS or is_difference
+    if step.op.type not in op_types.ADDITIONS or step.operand is None:
+        return False
+    layer, shape = fold.layer, step.operand.shape
+    count = prod(layer.sizes(layer.outputs) or [0])
+    return bool(shape.is_fully_defined() and shape.num_elements() == count)
 
 
 def held_ends(

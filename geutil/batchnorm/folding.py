@@ -10,10 +10,9 @@ import tensorflow as tf
 
 from geutil.batchnorm import targets
 from geutil.batchnorm.fold_graph import Folder
-from geutil.batchnorm.fold_plan import Choices
+from geutil.batchnorm.fold_plan import EXACT, Choices, Training
 from geutil.batchnorm.report import FoldReport
 from geutil.batchnorm.targets import Places
-from geutil.batchnorm.training_fold import EXACT, Training
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
 from geutil.graph import edits, state, types
 from geutil.graph.types import Graph, IdentitySet

@@ -15,6 +15,8 @@ from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import LAYERS, Layer, layer_of
 from geutil.select.networks.provenance import Origin, Origins
 
+IN_BETWEEN = "depends on the batch and stands between the layer and the norm"
+
 
 def hand_over_shapes(old: Tensor, new: Tensor) -> None:
     """Have those who ask for the shape of one tensor ask another one of that shape."""
@@ -93,10 +95,7 @@ class Ways:
             if link is None:
                 break
             if measures(link, self.origins):
-                reason = (
-                    "depends on the batch and stands between the layer and the norm"
-                )
-                return Obstacle(reason, op)
+                return Obstacle(IN_BETWEEN, op)
             links.append(link)
             item = channel_affine.stacked_item(op)
             if item is not None:
