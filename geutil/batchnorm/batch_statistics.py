@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from geutil.batchnorm.norm_path import Obstacle
-from geutil.batchnorm.norm_runs import Norm
+from geutil.batchnorm.norms import Norm, Obstacle
 from geutil.graph import adjacency, creation, types
 from geutil.graph.types import Operation, Tensor
 from geutil.graph.walks import closure, walk

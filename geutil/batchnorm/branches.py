@@ -24,8 +24,7 @@ from geutil.batchnorm.channel_affine import (
     joined_axis,
 )
 from geutil.batchnorm.fold_arithmetic import Affine
-from geutil.batchnorm.norm_path import Obstacle, Path, Start, Ways, across, misfit
-from geutil.batchnorm.norm_runs import Norm
+from geutil.batchnorm.norms import Norm, Obstacle, Path, Start, Ways, across, misfit
 from geutil.graph import creation
 from geutil.graph.types import Operation, Tensor
 

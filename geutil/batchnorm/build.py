@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.batchnorm import fold_arithmetic, norm_path
+from geutil.batchnorm import fold_arithmetic, norms
 from geutil.batchnorm.batch_statistics import Statistics
 from geutil.batchnorm.channel_affine import Link, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
-from geutil.batchnorm.norm_runs import Norm
+from geutil.batchnorm.norms import Norm
 from geutil.graph import adjacency, creation, op_types, state, types
 from geutil.graph.edits import InputEdit, apply_edits, results_of
 from geutil.graph.types import Graph, Operation, Tensor
@@ -102,7 +102,7 @@ def _before(fold: Fold) -> Tensor:
     for link in fold.links:
         if link.step is None:
             tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
-        norm_path.hand_over_shapes(link.op.outputs[0], tensor)
+        norms.hand_over_shapes(link.op.outputs[0], tensor)
     folded_layer = copy_op(layer.op, {layer.data: tensor, layer.weights: folded})
     return _finished(fold, folded_layer.outputs[0], bias, fold.bias)
 
@@ -112,7 +112,7 @@ def _finished(
 ) -> Tensor:
     """Return the result of a layer with its bias, through the ops behind it."""
     axis = fold.layer.axis
-    norm_path.hand_over_shapes(fold.layer.result, tensor)
+    norms.hand_over_shapes(fold.layer.result, tensor)
     adding = [link for link in links if link.step and link.step.adds]
     place = adding[0] if adding else links[-1] if links else None
     for link in links:
@@ -122,7 +122,7 @@ def _finished(
             tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
             axis = _axis_after(link.op, axis)
         if link is not links[-1]:
-            norm_path.hand_over_shapes(link.op.outputs[0], tensor)
+            norms.hand_over_shapes(link.op.outputs[0], tensor)
     if bias is not None and place is None:
         tensor = add_bias(tensor, bias, axis, Link(tensor.op, 0, None))
     return tensor

@@ -14,31 +14,13 @@ from geutil.select.networks.layers import data_format
 from geutil.select.networks.provenance import Origins
 
 SAME = frozenset(
-    (
-        "CheckNumerics",
-        "Identity",
-        "PreventGradient",
-        "Snapshot",
-        "StopGradient",
-    )
+    ("CheckNumerics", "Identity", "PreventGradient", "Snapshot", "StopGradient")
 )
 _POOLS = frozenset(("AvgPool", "AvgPool3D"))
 _RESIZES = frozenset(("ResizeBilinear", "ResizeNearestNeighbor"))
-PASSING = (
-    SAME
-    | _POOLS
-    | _RESIZES
-    | {
-        "BatchToSpaceND",
-        "Cast",
-        "ExpandDims",
-        "Mean",
-        "MirrorPad",
-        "Reshape",
-        "Squeeze",
-        "StridedSlice",
-        "Transpose",
-    }
+PASSING = (SAME | _POOLS | _RESIZES).union(
+    ["BatchToSpaceND", "Cast", "ExpandDims", "Mean", "MirrorPad", "Reshape", "Squeeze"],
+    ("StridedSlice", "Transpose"),
 )
 """Types of ops that commute with a scale and a shift of each channel.
 

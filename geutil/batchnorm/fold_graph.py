@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from geutil.batchnorm import build, training_build
 from geutil.batchnorm.branches import Branched, build_branches
@@ -16,23 +16,39 @@ from geutil.batchnorm.fold_plan import (
     Refusal,
     Training,
 )
-from geutil.batchnorm.norm_path import Obstacle
-from geutil.batchnorm.norm_runs import Norm
+from geutil.batchnorm.norms import Norm, Obstacle
 from geutil.batchnorm.report import Folded, FoldReport, Refused
-from geutil.batchnorm.targets import Place
 from geutil.batchnorm.training_build import Built
 from geutil.graph import creation, edits, state, types
 from geutil.graph.convolution_calls import inlined, is_convolution_call
-from geutil.graph.types import IdentitySet, Operation, Tensor
+from geutil.graph.function_calls import Caller
+from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.rewrite.applying import replace_each
 from geutil.rewrite.liveness import Liveness
 from geutil.select.names import LayerNames
+from geutil.transform.function_bodies import OpenedFunction
 from geutil.transform.step_counter import counter_of
 
 _KEPT = (
     "is in keep, and cannot read the folded layer itself; take it out, and fetch what "
     "the report names"
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A graph that batch norms are folded in."""
+
+    graph: Graph
+    prefix: str = ""  # the prefix of its ops' names in reports
+    signature: str = ""  # of a model, the signature that it belongs to
+    fixed: str = ""  # why nothing can be changed in it; "" if it can
+    # Of the body of a function that a graph calls, the function.
+    function: OpenedFunction | None = None
+    inputs: tuple[Tensor, ...] = ()
+    # Of a body, the ops that read its results, and nothing else.
+    sinks: tuple[Operation, ...] = ()
+    callers: tuple[Caller, ...] = ()  # of a body, all that calls it
 
 
 class Folder:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from geutil.batchnorm import batch_statistics, fold_arithmetic, norm_path, norm_runs
+from geutil.batchnorm import batch_statistics, fold_arithmetic, norms
 from geutil.batchnorm.branches import Branched, branches_of
 from geutil.batchnorm.build import Fold
 from geutil.batchnorm.channel_affine import (
@@ -22,8 +22,7 @@ from geutil.batchnorm.channel_affine import (
     axis_after,
     link_of,
 )
-from geutil.batchnorm.norm_path import Obstacle, Path, Ways
-from geutil.batchnorm.norm_runs import Norm
+from geutil.batchnorm.norms import Norm, Obstacle, Path, Ways, outside_readers
 from geutil.errors import ArgumentTypeError, FoldError
 from geutil.graph import types, v1_control_flow
 from geutil.graph.types import Graph, Operation, Tensor
@@ -124,7 +123,7 @@ class WaysOn:
             if later is not None and later.links[0].data is tensor:
                 return self._joined(norm, links, axis, later)
             link = None if op in self._steps else link_of(op, self._origins)
-            if link is None or norm_path.measures(link, self._origins):
+            if link is None or norms.measures(link, self._origins):
                 reason = f"({op.type}) stands between the norm and the next layer"
                 return Obstacle(reason, op)
             if link.step is not None:
@@ -149,7 +148,7 @@ class WaysOn:
     def _only_reader(self, tensor: Tensor) -> Operation | Obstacle:
         if id(tensor) in self._kept:
             return Obstacle("is read from outside the graph", tensor.op)
-        readers = norm_path.outside_readers([tensor], (), self._liveness)
+        readers = outside_readers([tensor], (), self._liveness)
         if len(readers) == 1:
             return readers[0]
         return Obstacle(
@@ -195,7 +194,7 @@ class WaysOn:
                 "weights of their own",
                 layer.op,
             )
-        objection = norm_path.misfit(links, count)
+        objection = norms.misfit(links, count)
         if objection is not None:
             return objection
         reason = self._objection_to_shift(layer, links)
@@ -229,17 +228,17 @@ class WaysOn:
         tensor, axis = layer.result, layer.axis
         sizes = layer.sizes(layer.outputs) or []
         while id(tensor) not in self._kept:
-            readers = norm_path.outside_readers([tensor], (), self._liveness)
+            readers = outside_readers([tensor], (), self._liveness)
             link = link_of(readers[0], self._origins) if len(readers) == 1 else None
             if link is None or link.data is not tensor or link.op in self._steps:
                 return ()
             links.append(link)
             if link.step is not None:
-                ends = link.step.kind is AffineKind.ADD and not norm_path.measures(
+                ends = link.step.kind is AffineKind.ADD and not norms.measures(
                     link, self._origins
                 )
                 fits = link.step.axis in (None, axis)
-                fits = fits and norm_path.misfit([link], int(np.prod(sizes))) is None
+                fits = fits and norms.misfit([link], int(np.prod(sizes))) is None
                 return tuple(links) if ends and fits else ()
             after = axis_after(link.op, axis)
             if after is None:
@@ -271,8 +270,8 @@ class Planner:
         self._choices = choices
         self._norms = [
             norm
-            for norm in norm_runs.find_norms(graph, self._origins, self._liveness)
-            if not norm_runs.is_correction(norm, self._origins)
+            for norm in norms.find_norms(graph, self._origins, self._liveness)
+            if not norms.is_correction(norm, self._origins)
         ]
         self._moving: dict[Norm, tuple[MovingVariable, ...]] = {}
         self._objections: dict[Norm, Obstacle] = {}
@@ -311,9 +310,7 @@ class Planner:
                 if earlier is None:
                     continue
                 moving = [*earlier.moving, *moving]
-                if not norm_path.outside_readers(
-                    [link.op.outputs[0]], members, self._liveness
-                ):
+                if not outside_readers([link.op.outputs[0]], members, self._liveness):
                     norms = [*folds.pop(link.op).norms, *norms]
                 break
             fold = Fold(tuple(norms), path.layer, path.links, moving=tuple(moving))
@@ -416,9 +413,9 @@ class Planner:
             if step is None or step.op in members or step.operand is not None:
                 continue
             if step.op.get_attr("is_training"):
-                return Obstacle(norm_path.IN_BETWEEN, step.op)
+                return Obstacle(norms.IN_BETWEEN, step.op)
         inside = [step.result for step in norm.steps[:-1]]
-        readers = norm_path.outside_readers(inside, members, self._liveness)
+        readers = outside_readers(inside, members, self._liveness)
         if readers:
             return Obstacle("reads what is computed within the norm", readers[0])
         statistics = batch_statistics.statistics_of(
@@ -451,7 +448,7 @@ class Planner:
             _in_v1_flow(layer) if sizes is not None else _of_unknown_shape(layer)
         )
         if sizes is not None and objection is None:
-            objection = norm_path.misfit(path.links, int(np.prod(sizes)))
+            objection = norms.misfit(path.links, int(np.prod(sizes)))
         if objection is not None:
             return objection
         if path.shared and not self._choices.clone_shared:

@@ -38,10 +38,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
+from typing import cast
 
 import tensorflow as tf
 
-from geutil.batchnorm import build, fold_arithmetic, norm_path
+from geutil.batchnorm import build, fold_arithmetic, norms
 from geutil.batchnorm.batch_statistics import Statistics
 from geutil.batchnorm.build import SUFFIX, Fold, add_bias, copy_op, filled
 from geutil.batchnorm.channel_affine import AffineKind, AffineStep, Link, axis_after
@@ -267,8 +268,8 @@ def build_training(
 
 
 def _of_batch(fold: Fold) -> Statistics:
-    assert fold.statistics is not None
-    return fold.statistics
+    # The planner gives each fold of a norm in training some.
+    return cast(Statistics, fold.statistics)
 
 
 def _exact(
@@ -418,7 +419,7 @@ def _follow(graph: Graph, built: Built) -> None:
     if not built.shapes:
         return
     for old, new in built.shapes:
-        norm_path.hand_over_shapes(old, new)
+        norms.hand_over_shapes(old, new)
     edits = [
         InputEdit(reader, index, new)
         for old, new in built.statistics

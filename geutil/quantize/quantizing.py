@@ -21,10 +21,11 @@ from geutil.graph.types import (
     quoted,
     type_name,
 )
-from geutil.quantize import guarding, lowering, plan_insertion
+from geutil.quantize import insertion
 from geutil.quantize.calibration.calibrating import set_ranges_of_weights
 from geutil.quantize.calibration.ranges import live_simulations
-from geutil.quantize.plan_insertion import Mode
+from geutil.quantize.insertion import Mode
+from geutil.quantize.planning import forms
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
 from geutil.quantize.planning.network import leave_in_float
 from geutil.quantize.planning.plan import (
@@ -175,7 +176,7 @@ result 8 bits (conv/act_quant)
     if scheme is not None:
         choices = _of_scheme(scheme, choices)
     mode = Mode(
-        is_training, plan_insertion.checked_delay(quant_delay, is_training, step), step
+        is_training, insertion.checked_delay(quant_delay, is_training, step), step
     )
     with conversions.outputs_meant(graph_or_model, outputs):
         return quantize_by(
@@ -213,7 +214,7 @@ def quantize_by(
     described_ranges: dict[str, Hashable] = {}
     with ExitStack() as stack:
         for _, graph, _ in places:
-            stack.enter_context(plan_insertion.undone_on_error(graph))
+            stack.enter_context(insertion.undone_on_error(graph))
         for (name, graph, _), plan, done in zip(places, plans, earlier, strict=True):
             rewritten, stands_for = _lowered(graph, plan)
             if rewritten:
@@ -225,9 +226,7 @@ def quantize_by(
                 ranges_here = described(graph, plan.groups)
                 _name_apart(plan, ranges_here, described_ranges, name)
             ranges = RangeVariables(graph, variable_by_name, vars_collection)
-            quantized_by_tensor = plan_insertion.insert(
-                graph, plan.groups, mode, ranges
-            )
+            quantized_by_tensor = insertion.insert(graph, plan.groups, mode, ranges)
             variable_by_name.update(ranges.by_name)
             counter = counter_of(graph)
             steps = None if counter is None else counter.variable
@@ -296,11 +295,11 @@ def _lowered(
     lines: list[str] = []
     stands_for: dict[Operation, Operation] = {}
     if plan.prelus:
-        lines += lowering.lower_prelus(graph, plan.prelus)
+        lines += forms.lower_prelus(graph, plan.prelus)
     for more, results in (
-        lowering.lower_calls(graph, plan.calls),
-        lowering.lower_forms(graph, plan.forms),
-        lowering.lower_biases(graph, plan.biases),
+        forms.lower_calls(graph, plan.calls),
+        forms.lower_forms(graph, plan.forms),
+        forms.lower_biases(graph, plan.biases),
     ):
         lines += more
         stands_for |= results
@@ -331,7 +330,7 @@ def _planned(
     graph: Graph, results: list[Tensor], choices: QuantizeChoices, mode: Mode
 ) -> QuantizePlan:
     if mode.is_training or not results or replicas.outputs_meant(graph):
-        guarding.refuse_training_ops(graph)
+        insertion.refuse_training_ops(graph)
     return plan_quantization(graph, results, choices)
 
 

@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph import creation, strategy_variables
+from geutil.graph.op_types import types_in
 from geutil.graph.resource_variables import handle_in, variables_outside
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor, is_func_graph
 from geutil.quantize.blocks import (
@@ -106,17 +107,13 @@ def ends_of(
     return tf.minimum(low, high * (-1.0 / ratio)), tf.maximum(high, low * -ratio)
 
 
-_NEVER_NEGATIVE = frozenset(
-    ("Abs", "Exp", "Relu", "Relu6", "Sigmoid", "Softmax", "Softplus", "Square")
+_NEVER_NEGATIVE = types_in(
+    """
+    Abs Exp Relu Relu6 Sigmoid Softmax Softplus Square
+    """
 )
 _KEEP_SIGNS = FAKE_QUANT | {
-    "AvgPool",
-    "ExpandDims",
-    "Identity",
-    "MaxPool",
-    "Reshape",
-    "Squeeze",
-    "Transpose",
+    *["AvgPool", "ExpandDims", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose"]
 }
 """Zero is a value of every range, so rounding makes nothing negative of the rest."""
 

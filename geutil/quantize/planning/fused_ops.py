@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.op_types import ADDITIONS, CONVOLUTIONS_2D, SCALINGS
+from geutil.graph.op_types import ADDITIONS, CONVOLUTIONS_2D, SCALINGS, types_in
 from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.int8_kernels import (
     FUSED_ACTIVATIONS,
@@ -123,7 +123,11 @@ _VALUES = {
     for name, functions in _FUNCTIONS.items()
 }
 # Without one of these no group is looked at.
-_HINTS = frozenset(("Relu6", "Relu", "Erf", "Erfc", "Tanh", "Minimum", "Maximum"))
+_HINTS = types_in(
+    """
+    Relu6 Relu Erf Erfc Tanh Minimum Maximum
+    """
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -215,19 +219,11 @@ def _operand(tensor: Tensor, values: Mapping[Any, Array]) -> Array:
 
 
 _SUMS = frozenset(("Add", "AddV2", "BiasAdd", "BiasAddV1"))
-_RESHAPING = frozenset(
-    (
-        "BatchToSpaceND",
-        "EnsureShape",
-        "ExpandDims",
-        "Identity",
-        "PlaceholderWithDefault",
-        "PreventGradient",
-        "Reshape",
-        "Snapshot",
-        "Squeeze",
-        "StopGradient",
-    )
+_RESHAPING = types_in(
+    """
+    BatchToSpaceND EnsureShape ExpandDims Identity PlaceholderWithDefault
+    PreventGradient Reshape Snapshot Squeeze StopGradient
+    """
 )
 """Types of ops that the converter moves a bias over, or an activation."""
 _MOVING = frozenset(("DepthToSpace", "MaxPool", "Transpose"))

@@ -15,6 +15,7 @@ from enum import Enum
 import tensorflow as tf
 
 from geutil.graph import op_types
+from geutil.graph.op_types import types_in
 from geutil.graph.types import Operation
 
 
@@ -102,40 +103,16 @@ MOVING = frozenset((*_MOVING_FIRST, "Split"))
 """Types of ops that forward values, and whose results have to be quantized all the
 same."""
 
+_FORWARDING = types_in(
+    """
+    BatchToSpaceND BroadcastTo DepthToSpace EnsureShape ExpandDims Gather GatherNd
+    GatherV2 Identity Max MaxPool Min MirrorPad Pad PlaceholderWithDefault
+    PreventGradient Reshape ResizeNearestNeighbor Roll Slice Snapshot SpaceToBatchND
+    SpaceToDepth Squeeze StopGradient StridedSlice Tile Transpose
+    """
+)
 _NEWEST: dict[str, Kernel] = {
-    **dict.fromkeys(
-        (
-            "BatchToSpaceND",
-            "BroadcastTo",
-            "DepthToSpace",
-            "EnsureShape",
-            "ExpandDims",
-            "Gather",
-            "GatherNd",
-            "GatherV2",
-            "Identity",
-            "Max",
-            "MaxPool",
-            "Min",
-            "MirrorPad",
-            "Pad",
-            "PlaceholderWithDefault",
-            "PreventGradient",
-            "Reshape",
-            "ResizeNearestNeighbor",
-            "Roll",
-            "Slice",
-            "Snapshot",
-            "SpaceToBatchND",
-            "SpaceToDepth",
-            "Squeeze",
-            "StopGradient",
-            "StridedSlice",
-            "Tile",
-            "Transpose",
-        ),
-        _passing(),
-    ),
+    **dict.fromkeys(sorted(_FORWARDING), _passing()),
     "IdentityN": _passing_all(),
     # They pass ranges on, but the converter wants to see them at the end of a model.
     **dict.fromkeys(_MOVING_FIRST, KEEPING),

@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from geutil.graph import function_calls, op_types
 from geutil.graph.convolution_calls import is_convolution_call
+from geutil.graph.op_types import types_in
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.blocks import block_format
 from geutil.quantize.planning import draft_points, fused_ops, int8_kernels
@@ -36,20 +37,11 @@ from geutil.quantize.spec import Format, QuantizeChoices, Spec
 from geutil.select.networks.layers import Layer
 
 # The converter's ranges of other ops' parameters are as good.
-_WITH_PARAMETERS = frozenset(
-    (
-        "Add",
-        "AddV2",
-        "BatchMatMul",
-        "BatchMatMulV2",
-        "BatchMatMulV3",
-        "BiasAdd",
-        "Einsum",
-        "MatMul",
-        "Mul",
-        "SquaredDifference",
-        "Sub",
-    )
+_WITH_PARAMETERS = types_in(
+    """
+    Add AddV2 BatchMatMul BatchMatMulV2 BatchMatMulV3 BiasAdd Einsum MatMul Mul
+    SquaredDifference Sub
+    """
 )
 # TensorFlow 2.21 refuses divisors that are stored as 0, whatever the zero point is.
 _DIVIDES = "divides by data, for which TFLite has no int8 kernel that works"

@@ -1,4 +1,4 @@
-"""The insertion of FakeQuant ops by a plan."""
+"""The insertion of FakeQuant ops by a plan, and the graphs that it refuses."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from geutil.graph import (
     exchanges,
     op_types,
     replicas,
+    runtime,
     state,
     types,
 )
@@ -29,7 +30,7 @@ from geutil.graph.edits import (
     transaction,
 )
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor
-from geutil.quantize import guarding, range_variables
+from geutil.quantize import range_variables
 from geutil.quantize.planning.draft_points import Point, RangeGroup
 from geutil.quantize.planning.network import Edge
 from geutil.quantize.range_variables import (
@@ -41,9 +42,48 @@ from geutil.quantize.range_variables import (
 )
 from geutil.quantize.spec import Range
 from geutil.rewrite.liveness import Liveness
+from geutil.select.networks.layers import training_ops
 from geutil.select.networks.provenance import Origins
 from geutil.transform.op_templates import Later, Stencils
 from geutil.transform.step_counter import check_step_variable, step_counter
+
+
+def refuse_mesh(graph: Graph) -> None:
+    """Raise QuantizeError for a function that reads variables of a DTensor mesh."""
+    if runtime.is_on_mesh(graph):
+        raise QuantizeError(
+            "the function reads variables of a DTensor mesh, and DTensor has no layout "
+            "for FakeQuant ops; quantize it outside of the mesh, or shard the batch by "
+            "tf.distribute"
+        )
+
+
+def refuse_training_ops(graph: Graph) -> None:
+    """Raise QuantizeError for a graph that holds gradients or optimizer ops."""
+    refused_ops = training_ops(graph)
+    if refused_ops:
+        raise QuantizeError(
+            f"'{refused_ops[0].name}' ({refused_ops[0].type}) belongs to gradients or "
+            "an optimizer; insert quantization before gradients, into a graph that "
+            "has none"
+        )
+    if replicas.outputs_meant(graph):
+        _refuse_gradients_of_outputs(graph)
+
+
+def _refuse_gradients_of_outputs(graph: Graph) -> None:
+    own = frozenset(replicas.own_operations(graph))
+    origins = Origins(graph)
+    for op in training_ops(graph, graph.get_operations()):
+        for t in op.inputs:
+            is_input = t.op.type in op_types.PLACEHOLDERS or origins.is_parameter(t)
+            if t.op in own and t.dtype.is_floating and not is_input:
+                raise QuantizeError(
+                    f"'{op.name}' ({op.type}) belongs to gradients and reads "
+                    f"'{t.name}', which the outputs depend on; insert quantization "
+                    "before gradients"
+                )
+
 
 _logger = logging.getLogger("geutil")
 
@@ -98,7 +138,7 @@ def insert(
     # Returns for each tensor what it is quantized to.
     if not groups:
         return MutableIdentityMap()
-    guarding.refuse_mesh(graph)
+    refuse_mesh(graph)
     if replicas.in_several():
         _name_as_first(groups)
     elif mode.is_training and replicas.in_nested_function():
