@@ -299,7 +299,7 @@ WRONG = {
         ("batchnorm.apply", "from geutil.quantize import insert"),
         ("quantize.single_insertion", "from geutil.batchnorm import FoldReport"),
         ("quantize.contrib_rewriters", "from geutil.gradients import gradients"),
-        ("batchnorm.folding", "from geutil.quantize import rewriters"),
+        ("batchnorm.fold", "from geutil.quantize import rewriters"),
         ("model.saving", "from geutil.report import text"),
         ("memory.predict", "from geutil.reroute import swap_ts"),
         ("errors", "from geutil.graph.types import is_op"),

@@ -1,7 +1,7 @@
 """Batch-norm folding."""
 
 from geutil.batchnorm.checking import CheckError, CheckResult, OutputDifference, check
-from geutil.batchnorm.folding import fold_batch_norms
+from geutil.batchnorm.fold import fold_batch_norms
 from geutil.batchnorm.report import Folded, FoldReport, Refused
 
 __all__ = [

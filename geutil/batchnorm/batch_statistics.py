@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from geutil.batchnorm.norm_path import Obstacle
-from geutil.batchnorm.norm_runs import Norm
+from geutil.batchnorm.norms import Norm, Obstacle
 from geutil.graph import adjacency, creation, types
 from geutil.graph.types import Operation, Tensor
 from geutil.graph.walks import closure, walk
@@ -20,23 +19,16 @@ from geutil.select.networks.provenance import Origin, Origins, is_statistic
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """The statistics that a norm in training normalizes by.
-
-    Attributes:
-        mean: the mean of the batch; of a fused op, its output.
-        variance: the variance of the batch: the variance that epsilon is added to; of a
-            fused op, its output, which is unbiased.
-        root: the op that takes the root; of a fused op that op itself.
-        moving_variance: the moving average of the variance.
-        moving_mean: that of the mean; None if it was not asked for.
-    """
+    """The statistics that a norm in training normalizes by."""
 
     norm: Norm
-    mean: Tensor
+    mean: Tensor  # the mean of the batch; of a fused op, its output
+    # The variance of the batch: the variance that epsilon is added to; of a fused op,
+    # its output, which is unbiased.
     variance: Tensor
-    root: Operation
+    root: Operation  # the op that takes the root; of a fused op that op itself
     moving_variance: MovingVariable
-    moving_mean: MovingVariable | None
+    moving_mean: MovingVariable | None  # that of the mean; None if it was not asked for
 
 
 def statistics_of(
@@ -105,11 +97,10 @@ _SAME_NUMBERS = batch_norms.SHAPING - {"StopGradient"} | {"Snapshot"}
 
 
 def not_of_input(statistics: Statistics) -> Obstacle | None:
-    """Return why statistics are not the plain ones of the norm's input, or None.
-
-    Plain is the mean over all axes but the channels', and of the variance the mean of
-    squared differences from it, or the mean of squares without the square of the mean.
-    """
+    """Return why statistics are not the plain ones of the norm's input, or None."""
+    # Plain is the mean over all axes but the channels', and of the variance the mean of
+    # squared differences from it, or the mean of squares without the square of the
+    # mean.
     if statistics.norm.fused is not None:
         return None
     mean = statistics.mean.op
@@ -145,11 +136,9 @@ def _measured_around(variance: Operation, mean: Operation) -> Tensor | None:
 
 
 def _mean_of(tensor: Tensor) -> Operation:
-    """Return the op that yields a mean, whatever its shape; gradients do not matter.
-
-    Those of a variance do not depend on whether they go through its mean: the
-    differences from that add up to nothing.
-    """
+    """Return the op that yields a mean, whatever its shape; gradients do not matter."""
+    # Those of a variance do not depend on whether they go through its mean: the
+    # differences from that add up to nothing.
     return moving_averages.base_of(tensor).op
 
 
@@ -169,10 +158,8 @@ def _plain(tensor: Tensor) -> Tensor:
 
 
 def read_moving(average: MovingVariable) -> Tensor:
-    """Return the value that a variable has before it is updated.
-
-    It has the shape of the statistic.
-    """
+    """Return the value that a variable has before it is updated."""
+    # It has the shape of the statistic.
     statistic, variable = average.statistic, average.variable
     if variable.dtype == tf.resource:
         value = tf.raw_ops.ReadVariableOp(

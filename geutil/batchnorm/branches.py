@@ -24,29 +24,22 @@ from geutil.batchnorm.channel_affine import (
     joined_axis,
 )
 from geutil.batchnorm.fold_arithmetic import Affine
-from geutil.batchnorm.norm_path import Obstacle, Path, Start, Ways, across, misfit
-from geutil.batchnorm.norm_runs import Norm
+from geutil.batchnorm.norms import Norm, Obstacle, Path, Start, Ways, across, misfit
 from geutil.graph import creation
 from geutil.graph.types import Operation, Tensor
 
 
 @dataclass(eq=False)
 class Branch:
-    """The way from a layer, or from an op that joins branches, to the next such op.
-
-    Attributes:
-        links: the ops behind that, in order; the last is the op that joins, or the last
-            step of the norm.
-        end: the tensor that is joined with others, or the result of the norm.
-        branches: the branches joined where it begins; none at a layer.
-        axis: the axis of the channels in `end`, counted from the end.
-    """
+    """The way from a layer, or from an op that joins branches, to the next such op."""
 
     start: Start
+    # The ops behind that, in order; the last is the op that joins, or the last step of
+    # the norm.
     links: tuple[Link, ...]
-    end: Tensor
-    branches: list[Branch]
-    axis: int = -1
+    end: Tensor  # the tensor that is joined with others, or the result of the norm
+    branches: list[Branch]  # the branches joined where it begins; none at a layer
+    axis: int = -1  # the axis of the channels in `end`, counted from the end
     channels: int = 0
 
     @property
@@ -57,16 +50,11 @@ class Branch:
 
 @dataclass(frozen=True, eq=False)
 class Branched:
-    """A batch norm whose branches all end in layers.
-
-    Attributes:
-        tree: its branches, each before those that it joins.
-        bare: whether the norm is a multiplication and an addition of constants.
-    """
+    """A batch norm whose branches all end in layers."""
 
     norm: Norm
-    tree: tuple[Branch, ...]
-    bare: bool
+    tree: tuple[Branch, ...]  # its branches, each before those that it joins
+    bare: bool  # whether the norm is a multiplication and an addition of constants
 
     @property
     def replaced(self) -> list[Operation]:
@@ -80,13 +68,9 @@ def branches_of(
     ways: Ways,
     objection_to: Callable[[Path], Obstacle | None],
 ) -> Branched | Obstacle:
-    """Return the branches that a batch norm can be moved to, or the obstacle.
-
-    Args:
-        norm: a norm at inference that no single layer comes before.
-        ways: the ways in its graph.
-        objection_to: tells why a norm may not be folded along a path.
-    """
+    """Return the branches that a batch norm can be moved to, or the obstacle."""
+    # `norm`: a norm at inference that no single layer comes before.
+    # `objection_to`: tells why a norm may not be folded along a path.
     tree: list[Branch] = []
     ends = as_links(norm.steps)
     waiting: list[tuple[Tensor, list[Link], Branch | None]] = [(norm.input, ends, None)]
@@ -190,18 +174,10 @@ def _joins_channels(join: Operation, axis: int) -> bool:
 def build_branches(
     branched: Branched, norm_by_end: Mapping[Operation, Norm]
 ) -> tuple[Tensor, list[tuple[Operation, tuple[Norm, ...]]]]:
-    """Build a norm behind the layer of each branch, and join these.
-
-    Batch norms that branches join on the way are taken along.
-
-    Args:
-        branched: the norm and its branches.
-        norm_by_end: by their last ops the batch norms that may lie on the way.
-
-    Returns:
-        The tensor that replaces the norm's; and the last op of each norm that was
-        built, with those that are in it.
-    """
+    """Build a norm behind the layer of each branch, and join these."""
+    # Batch norms that branches join on the way are taken along.
+    # Returns the tensor that replaces the norm's; and the last op of each norm that was
+    # built, with those that are in it.
     tree = branched.tree
     affine_by_branch: dict[int, Affine] = {id(tree[0]): Affine()}
     norms_by_branch: dict[int, tuple[Norm, ...]] = {id(tree[0]): ()}

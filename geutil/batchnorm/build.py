@@ -8,15 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from geutil.batchnorm import fold_arithmetic, norm_path
+from geutil.batchnorm import fold_arithmetic, norms
+from geutil.batchnorm.batch_statistics import Statistics
 from geutil.batchnorm.channel_affine import Link, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
-from geutil.batchnorm.norm_runs import Norm
+from geutil.batchnorm.norms import Norm
 from geutil.graph import adjacency, creation, op_types, state, types
 from geutil.graph.edits import InputEdit, apply_edits, results_of
 from geutil.graph.types import Graph, Operation, Tensor
@@ -30,24 +32,20 @@ SUFFIX = "_fold"
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """Batch norms, and the layer that takes them in.
-
-    Attributes:
-        links: of batch norms behind the layer: the ops from the layer to the end of the
-            last norm. Of one before it: the ops from the start of the norm to the
-            layer.
-        bias: of a norm before the layer: the ops behind the layer up to the one that
-            adds its bias; else none.
-        forward: whether the norm is before the layer.
-        moving: the replacements of statistics of the batch.
-    """
+    """Batch norms, and the layer that takes them in."""
 
     norms: tuple[Norm, ...]
     layer: Layer
+    # Of batch norms behind the layer: the ops from the layer to the end of the last
+    # norm. Of one before it: the ops from the start of the norm to the layer.
     links: tuple[Link, ...]
+    # Of a norm before the layer: the ops behind the layer up to the one that adds its
+    # bias; else none.
     bias: tuple[Link, ...] = ()
-    forward: bool = False
+    forward: bool = False  # whether the norm is before the layer
+    # The replacements of statistics of the batch.
     moving: tuple[MovingVariable, ...] = ()
+    statistics: Statistics | None = None  # those of a norm that is folded for training
 
     @property
     def end(self) -> Operation:
@@ -58,10 +56,8 @@ class Fold:
 
 
 def build(fold: Fold) -> Tensor:
-    """Build the folded layer, and return the replacement of its end's result.
-
-    The old ops are left as they are.
-    """
+    """Build the folded layer, and return the replacement of its end's result."""
+    # The old ops are left as they are.
     return _before(fold) if fold.forward else _behind(fold)
 
 
@@ -106,7 +102,7 @@ def _before(fold: Fold) -> Tensor:
     for link in fold.links:
         if link.step is None:
             tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
-        norm_path.hand_over_shapes(link.op.outputs[0], tensor)
+        norms.hand_over_shapes(link.op.outputs[0], tensor)
     folded_layer = copy_op(layer.op, {layer.data: tensor, layer.weights: folded})
     return _finished(fold, folded_layer.outputs[0], bias, fold.bias)
 
@@ -116,7 +112,7 @@ def _finished(
 ) -> Tensor:
     """Return the result of a layer with its bias, through the ops behind it."""
     axis = fold.layer.axis
-    norm_path.hand_over_shapes(fold.layer.result, tensor)
+    norms.hand_over_shapes(fold.layer.result, tensor)
     adding = [link for link in links if link.step and link.step.adds]
     place = adding[0] if adding else links[-1] if links else None
     for link in links:
@@ -126,17 +122,15 @@ def _finished(
             tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
             axis = _axis_after(link.op, axis)
         if link is not links[-1]:
-            norm_path.hand_over_shapes(link.op.outputs[0], tensor)
+            norms.hand_over_shapes(link.op.outputs[0], tensor)
     if bias is not None and place is None:
         tensor = add_bias(tensor, bias, axis, Link(tensor.op, 0, None))
     return tensor
 
 
 def _parameters(fold: Fold) -> tuple[Affine, Value]:
-    """Return the affine map of a fold's steps, and the weights of its layer.
-
-    Both are arrays if nothing but constants goes into them, else tensors.
-    """
+    """Return the affine map of a fold's steps, and the weights of its layer."""
+    # Both are arrays if nothing but constants goes into them, else tensors.
     steps = [link.step for link in fold.links if link.step]
     affine = None if fold.moving else fold_arithmetic.composed(steps)
     weights = None if affine is None else fold_arithmetic.constant(fold.layer.kernel)
@@ -215,11 +209,9 @@ def add_bias(tensor: Tensor, bias: Value, axis: int, place: Link) -> Tensor:
 
 
 def _bias_add_fails(tensor: Tensor) -> bool:
-    """Tell whether a BiasAdd that reads a tensor ends in an error on some processors.
-
-    Grappler makes a convolution and its BiasAdd one op, which without oneDNN takes no
-    groups of channels.
-    """
+    """Tell whether a BiasAdd of a tensor raises on some processors."""
+    # Grappler makes a convolution and its BiasAdd one op, which without oneDNN takes no
+    # groups of channels.
     op = tensor.op
     while op.type in ("Identity", "Squeeze"):
         op = op.inputs[0].op
@@ -259,11 +251,9 @@ def _awaited(fold: Fold) -> list[Operation]:
 
 
 def _parameter_of(op: Operation, new: Collection[Operation]) -> Operation:
-    """Return a new op that an op reads its weights or bias from, or the op itself.
-
-    TensorFlow may put a layer and its bias into one op, where an edge onto the sum has
-    no place.
-    """
+    """Return a new op that an op reads its weights or bias from, or the op itself."""
+    # TensorFlow may put a layer and its bias into one op, where an edge onto the sum
+    # has no place.
     producers = (t.op for t in op.inputs[1:] if t.op in new)
     return next(producers, op)
 
@@ -275,9 +265,14 @@ def can_stay(fold: Fold) -> bool:
         # The layer has no bias, and gets none if the norm shifts by nothing.
         return False
     step = link.step
-    return step.op.type in op_types.BIAS_ADDITIONS or (
-        step.op.type == "Sub" and step.index == 0
-    )
+    if fold.statistics is None:
+        is_difference = step.op.type == "Sub" and step.index == 0
+        return step.op.type in op_types.BIAS_ADDITIONS or is_difference
+    if step.op.type not in op_types.ADDITIONS or step.operand is None:
+        return False
+    layer, shape = fold.layer, step.operand.shape
+    count = prod(layer.sizes(layer.outputs) or [0])
+    return bool(shape.is_fully_defined() and shape.num_elements() == count)
 
 
 def held_ends(
@@ -291,11 +286,9 @@ def held_ends(
 
 
 def build_in_place(fold: Fold) -> Operation | None:
-    """Fold batch norms, and let the end of the fold read the layer and its bias.
-
-    Returns:
-        The end; None, and nothing is changed, if the replacement does not end in a sum.
-    """
+    """Fold batch norms, and let the end of the fold read the layer and its bias."""
+    # Returns the end; None, and nothing is changed, if the replacement does not end in
+    # a sum.
     end = fold.end
     graph = end.graph
     link = _last(fold)
@@ -315,14 +308,7 @@ def build_in_place(fold: Fold) -> Operation | None:
 def let_stay(
     last: Link, sum_op: Operation, bias: Tensor, replaced: Iterable[Operation]
 ) -> None:
-    """Let the end of a fold read the folded layer and its bias.
-
-    Args:
-        last: the end: a sum.
-        sum_op: the sum that was built for it, which is not needed any more.
-        bias: the bias in the form in which the end reads one.
-        replaced: the ops that were folded, which count no more if nobody reads them.
-    """
+    """Let the end of a fold read the folded layer and its bias."""
     end, graph = last.op, last.op.graph
     data = sum_op.inputs[0]
     edits = [InputEdit(end, last.index, data), InputEdit(end, 1 - last.index, bias)]

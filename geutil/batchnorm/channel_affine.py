@@ -14,31 +14,13 @@ from geutil.select.networks.layers import data_format
 from geutil.select.networks.provenance import Origins
 
 SAME = frozenset(
-    (
-        "CheckNumerics",
-        "Identity",
-        "PreventGradient",
-        "Snapshot",
-        "StopGradient",
-    )
+    ("CheckNumerics", "Identity", "PreventGradient", "Snapshot", "StopGradient")
 )
 _POOLS = frozenset(("AvgPool", "AvgPool3D"))
 _RESIZES = frozenset(("ResizeBilinear", "ResizeNearestNeighbor"))
-PASSING = (
-    SAME
-    | _POOLS
-    | _RESIZES
-    | {
-        "BatchToSpaceND",
-        "Cast",
-        "ExpandDims",
-        "Mean",
-        "MirrorPad",
-        "Reshape",
-        "Squeeze",
-        "StridedSlice",
-        "Transpose",
-    }
+PASSING = (SAME | _POOLS | _RESIZES).union(
+    ["BatchToSpaceND", "Cast", "ExpandDims", "Mean", "MirrorPad", "Reshape", "Squeeze"],
+    ("StridedSlice", "Transpose"),
 )
 """Types of ops that commute with a scale and a shift of each channel.
 
@@ -52,18 +34,11 @@ JOINS = frozenset(("Add", "AddN", "AddV2", "ConcatV2", "Pack"))
 
 
 def axis_after(op: Operation, axis: int, last: int | None = None) -> int | None:
-    """Return where the channels are behind an op, if it hands them on.
-
-    Args:
-        op: an op whose first input is the data.
-        axis: the axis of the channels there, counted from the end.
-        last: the size of the last axis of the output, where that is not in its static
-            shape.
-
-    Returns:
-        The axis of the channels in the op's output, counted from the end; None if the
-        op does something else, or if that is not known from static shapes.
-    """
+    """Return where the channels are behind an op, if it hands them on."""
+    # `last`: the size of the last axis of the output, where that is not in its static
+    # shape.
+    # Returns the axis of the channels in the op's output, counted from the end; None if
+    # the op does something else, or if that is not known from static shapes.
     kind = op.type
     if kind in SAME:
         return axis
@@ -250,20 +225,16 @@ _ADDITIONS = (AffineKind.ADD, AffineKind.SUBTRACT, AffineKind.SUBTRACT_FROM)
 
 @dataclass(frozen=True, eq=False)
 class AffineStep:
-    """An op that treats all examples and positions alike, channel by channel.
-
-    Attributes:
-        index: which of its inputs is the data.
-        operand: the operand that it combines the data with; None for a fused batch
-            norm, which reads scale, offset, mean and variance behind the data.
-        axis: the axis of the channels, counted from the end (-1 is the last); None if
-            the operand is the same for all channels.
-    """
+    """An op that treats all examples and positions alike, channel by channel."""
 
     op: Operation
     kind: AffineKind
-    index: int
+    index: int  # which of its inputs is the data
+    # The operand that it combines the data with; None for a fused batch norm, which
+    # reads scale, offset, mean and variance behind the data.
     operand: Tensor | None
+    # The axis of the channels, counted from the end (-1 is the last); None if the
+    # operand is the same for all channels.
     axis: int | None
 
     @property
@@ -278,7 +249,7 @@ class AffineStep:
 
     @property
     def parameters(self) -> tuple[Tensor, ...]:
-        """What it combines the data with: of a fused norm scale to variance."""
+        """The operands; of a fused norm scale, offset, mean and variance."""
         if self.operand is not None:
             return (self.operand,)
         return tuple(self.op.inputs[1:5])
@@ -290,11 +261,9 @@ class AffineStep:
 
 
 def step_of(op: Operation, origins: Origins) -> AffineStep | None:
-    """Return an op as a step, or None.
-
-    The other operand has to be a parameter, or made of statistics of the batch: a
-    residual of batch 1 has the shape of one, but depends on the data.
-    """
+    """Return an op as a step, or None."""
+    # The other operand has to be a parameter, or made of statistics of the batch: a
+    # residual of batch 1 has the shape of one, but depends on the data.
     fused = fused_norm(op)
     if fused is not None and not is_layer_norm(op):
         return AffineStep(op, AffineKind.NORMALIZE, 0, None, fused.axis)
@@ -332,16 +301,11 @@ def _axis(op: Operation, operand: Tensor, data: Tensor) -> tuple[int | None, boo
 
 @dataclass(frozen=True, eq=False)
 class Link:
-    """An op between a layer and the end of a batch norm, or the other way round.
-
-    Attributes:
-        index: which of its inputs is the data.
-        step: the op as a step; None if it only hands channels on.
-    """
+    """An op between a layer and the end of a batch norm, or the other way round."""
 
     op: Operation
-    index: int
-    step: AffineStep | None
+    index: int  # which of its inputs is the data
+    step: AffineStep | None  # the op as a step; None if it only hands channels on
 
     @property
     def data(self) -> Tensor:
@@ -350,10 +314,8 @@ class Link:
 
 
 def link_of(op: Operation, origins: Origins) -> Link | None:
-    """Return an op that may stand between a layer and a norm as a link, or None.
-
-    Whether it forwards the channels is for `axis_after` to say.
-    """
+    """Return an op that may stand between a layer and a norm as a link, or None."""
+    # True if it forwards the channels is for `axis_after` to say.
     step = step_of(op, origins)
     if step is not None:
         return Link(op, step.index, step)

@@ -49,20 +49,16 @@ def scale_and_offset(
 ) -> tuple[Value, Value]:
     """Return the scale and the offset of a batch norm, for each channel.
 
-    scale = gamma / sqrt(variance + epsilon); offset = beta - mean * scale.
-
-    Args:
-        mean: the mean of each channel, shape [C].
-        variance: its variance, biased, shape [C].
-        epsilon: the term added to the variance.
-        gamma: the scale after normalization, shape [C]; None is 1.
-        beta: the offset after normalization, shape [C]; None is 0.
-
     Example:
         >>> import numpy as np
         >>> scale_and_offset(np.array([1.0]), np.array([3.0]), 1.0, np.array([4.0]))
         (array([2.]), array([-2.]))
     """
+    # scale = gamma / sqrt(variance + epsilon); offset = beta - mean * scale.
+    # `mean`: the mean of each channel, shape [C].
+    # `variance`: its variance, biased, shape [C].
+    # `gamma`: the scale after normalization, shape [C]; None is 1.
+    # `beta`: the offset after normalization, shape [C]; None is 0.
     scale = rsqrt(variance + epsilon)
     if gamma is not None:
         scale = scale * gamma
@@ -75,17 +71,12 @@ def along_axes(
 ) -> Value:
     """Return a vector of channels in a shape that weights can be multiplied by.
 
-    Args:
-        value: shape [C], or a scalar, which is returned as it is.
-        rank: the rank of the weights.
-        axes: the axes of the weights that together count the channels, outer first.
-        sizes: the sizes of these axes; their product is C.
-
     Example:
         >>> import numpy as np
         >>> along_axes(np.arange(6.0), 4, (2, 3), (2, 3)).shape
         (1, 1, 2, 3)
     """
+    # `value`: shape [C], or a scalar, which is returned as it is.
     if not value.shape.rank if isinstance(value, tf.Tensor) else not np.ndim(value):
         return value
     shape = [1] * rank
@@ -100,23 +91,18 @@ def along_axes(
 def shift_through(weights: Value, shift: Value, output_axes: Sequence[int]) -> Value:
     """Return a layer's response to a shift of its data: the sum of weights * shift.
 
-    Args:
-        weights: the weights.
-        shift: the shift of each channel of the data, in a shape that broadcasts with
-            the weights.
-        output_axes: the axes of the weights that count the channels of the result; the
-            sum is over all others.
-
-    Returns:
-        A vector: the shift of each channel of the result, at the positions where all of
-        the window lies within the data.
-
     Example:
         >>> import numpy as np
         >>> weights = np.array([[1.0, 2.0], [3.0, 4.0]])
         >>> shift_through(weights, np.array([[1.0], [10.0]]), [1])
         array([31., 42.])
     """
+    # `shift`: the shift of each channel of the data, in a shape that broadcasts with
+    # the weights.
+    # `output_axes`: the axes of the weights that count the channels of the result; the
+    # sum is over all others.
+    # Returns a vector: the shift of each channel of the result, at the positions where
+    # all of the window lies within the data.
     product = weights * shift
     if isinstance(product, np.ndarray):
         others = tuple(i for i in range(product.ndim) if i not in output_axes)
@@ -183,13 +169,10 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
 
 
 def constant(tensor: Tensor) -> np.ndarray[Any, Any] | None:
-    """Return the value of a parameter that only constants go into, in float64.
-
-    Values that the graph would round to float32 on the way are not rounded here.
-
-    Returns:
-        The value; None if a variable, or an op that is not known here, goes into it.
-    """
+    """Return the value of a parameter that only constants go into, in float64."""
+    # Values that the graph would round to float32 on the way are not rounded here.
+    # Returns the value; None if a variable, or an op that is not known here, goes into
+    # it.
     value_by_op: dict[Operation, np.ndarray[Any, Any] | None] = {}
     for op in topological_order([tensor.op], adjacency.producers):
         value_by_op[op] = _value(op, value_by_op)
@@ -220,10 +203,8 @@ def _value(
 
 
 def unrounded(tensor: Tensor) -> Tensor:
-    """Return a parameter as it was before it was cast to fewer bits.
-
-    Without a cast it is the tensor itself, for gradients may be asked for there.
-    """
+    """Return a parameter as it was before it was cast to fewer bits."""
+    # Without a cast it is the tensor itself, for gradients may be asked for there.
     found = tensor
     while tensor.op.type in ("Cast", "Identity"):
         before = tensor.op.inputs[0]
@@ -257,10 +238,8 @@ def as_vector(value: Value) -> Value:
 
 
 def composed(steps: Sequence[AffineStep]) -> Affine | None:
-    """Return the composition of steps, for each channel, as float64 arrays.
-
-    None if a variable goes into them.
-    """
+    """Return the composition of steps, for each channel, as float64 arrays."""
+    # None if a variable goes into them.
     values: list[list[Value]] = []
     for step in steps:
         arrays = [constant(t) for t in step.parameters]

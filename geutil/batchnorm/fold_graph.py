@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from geutil.batchnorm import build
+from geutil.batchnorm import build, training_build
 from geutil.batchnorm.branches import Branched, build_branches
 from geutil.batchnorm.build import Fold
 from geutil.batchnorm.channel_affine import stacked_item
-from geutil.batchnorm.fold_plan import Choices, FoldPlan, Planner
-from geutil.batchnorm.norm_path import Obstacle
-from geutil.batchnorm.norm_runs import Norm
+from geutil.batchnorm.fold_plan import (
+    Choices,
+    FoldPlan,
+    Planner,
+    Refusal,
+    Training,
+)
+from geutil.batchnorm.norms import Norm, Obstacle
 from geutil.batchnorm.report import Folded, FoldReport, Refused
-from geutil.batchnorm.targets import Place
-from geutil.batchnorm.training_fold import Training, fold_in_training
+from geutil.batchnorm.training_build import Built
+from geutil.bodies.function_bodies import OpenedFunction
 from geutil.graph import creation, edits, state, types
 from geutil.graph.convolution_calls import inlined, is_convolution_call
-from geutil.graph.types import IdentitySet, Operation, Tensor
+from geutil.graph.function_calls import Caller
+from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.rewrite.applying import replace_each
 from geutil.rewrite.liveness import Liveness
 from geutil.select.names import LayerNames
+from geutil.transform.step_counter import counter_of
 
 _KEPT = (
     "is in keep, and cannot read the folded layer itself; take it out, and fetch what "
@@ -28,16 +35,27 @@ _KEPT = (
 )
 
 
-class Folder:
-    """Folds the batch norms of one graph.
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A graph that batch norms are folded in."""
 
-    Args:
-        place: the graph.
-        choices: the caller's choices.
-        kept_tensors: tensors whose values must stay.
-        training: how batch norms in training are folded for training; None if they are
-            not. In the bodies of functions they never are.
-    """
+    graph: Graph
+    prefix: str = ""  # the prefix of its ops' names in reports
+    signature: str = ""  # of a model, the signature that it belongs to
+    fixed: str = ""  # why nothing can be changed in it; "" if it can
+    # Of the body of a function that a graph calls, the function.
+    function: OpenedFunction | None = None
+    inputs: tuple[Tensor, ...] = ()
+    # Of a body, the ops that read its results, and nothing else.
+    sinks: tuple[Operation, ...] = ()
+    callers: tuple[Caller, ...] = ()  # of a body, all that calls it
+
+
+class Folder:
+    """Folds the batch norms of one graph."""
+
+    # `training`: how batch norms in training are folded for training; None if they are
+    # not. In the bodies of functions they never are.
 
     def __init__(
         self,
@@ -69,7 +87,7 @@ class Folder:
                 planner = self._planner()
                 behind = planner.behind_layers()
             refused = self._apply(behind)
-            left: list[tuple[Norm, Obstacle]] = []
+            left: list[Refusal] = []
             if refused:
                 # Folds may have changed what the planner has looked at.
                 planner = self._planner() if behind.folds else planner
@@ -77,25 +95,54 @@ class Folder:
                 left = self._apply(planner.before_layers(norms))
         for op in state.ops_since(self._graph, before):
             creation.set_mark(op, creation.DERIVED)
-        counter = None
-        if self._training is not None:
-            counter = self._training.counter(self._graph)
+        counter = None if self._training is None else counter_of(self._graph)
+        step = None if counter is None else counter.variable
         left = [in_training.get(n.result.op, (n, o)) for n, o in left]
         refused = [(n, o) for n, o in refused if n.result.op not in in_training]
         names = LayerNames(self._graph)
         folded = tuple(names.noted(self._folded, "norm"))
-        return FoldReport(folded, self._report(refused, left), counter)
+        return FoldReport(folded, self._report(refused, left), step)
 
-    def _train(self) -> dict[Operation, tuple[Norm, Obstacle]]:
-        """Fold the batch norms in training; return those that are left."""
-        if self._training is None:
+    def _train(self) -> dict[Operation, Refusal]:
+        """Fold the batch norms in training; return those left, by their ends."""
+        training = self._training
+        if training is None:
             return {}
-        scope = self._choices.scope
-        plan = self._training.plan(self._graph, scope)
-        self._clear(FoldPlan(refused=list(plan.refused.values())))
-        folded, refused = fold_in_training(self._graph, scope, self._training)
-        signature = self._place.signature
-        self._folded += [replace(entry, signature=signature) for entry in folded]
+        plan = self._planner().for_training(training)
+        if self._clear(plan):
+            plan = self._planner().for_training(training)
+        refused = {norm.result.op: (norm, obstacle) for norm, obstacle in plan.refused}
+        freeze = training_build.freeze_of(self._graph, training)
+        staying = [fold for fold in plan.folds if build.can_stay(fold)]
+        held_ends = build.held_ends(self._graph, staying)
+        built: dict[Operation, Built] = {}
+        for fold in plan.folds:
+            if fold.end in held_ends:
+                made = training_build.build_training(
+                    fold, freeze, training, end_stays=True
+                )
+                training_build.stay(fold, made)
+                training_build.settle(fold, made, freeze)
+        rest = {fold.end: fold for fold in plan.folds if fold.end not in held_ends}
+
+        def fold_batch_norm(end: Operation) -> list[Tensor | None]:
+            made = training_build.build_training(rest[end], freeze, training)
+            built[end] = made
+            return [made.result, *made.rest]
+
+        reasons: Mapping[Operation, str] = {}
+        if rest:
+            reasons = replace_each(
+                self._graph, rest, fold_batch_norm, name="fold_batch_norm"
+            ).refused
+        for fold in plan.folds:
+            end = fold.end
+            if end in reasons:
+                refused[end] = fold.norms[0], Obstacle(reasons[end], end)
+                continue
+            if end in rest:
+                training_build.settle(fold, built[end], freeze)
+            self._note(fold, end if end in held_ends else built[end].result.op)
         return refused
 
     def refusals(self) -> tuple[Refused, ...]:
@@ -104,10 +151,11 @@ class Folder:
         behind = planner.behind_layers()
         refused = self._refused(behind)
         if self._training is not None:
-            plan = self._training.plan(self._graph, self._choices.scope)
+            plan = planner.for_training(self._training)
             training_ends = {fold.end for fold in plan.folds}
+            instead = {norm.result.op: (norm, obst) for norm, obst in plan.refused}
             refused = [
-                plan.refused.get(n.result.op, (n, o))
+                instead.get(n.result.op, (n, o))
                 for n, o in refused
                 if n.result.op not in training_ends
             ]
@@ -119,13 +167,11 @@ class Folder:
 
     def _report(
         self,
-        behind: list[tuple[Norm, Obstacle]],
-        left: list[tuple[Norm, Obstacle]],
+        behind: list[Refusal],
+        left: list[Refusal],
     ) -> tuple[Refused, ...]:
-        """Return the batch norms that are left, with the reason that tells more.
-
-        That is the one about the layer before the norm, if there is such a layer.
-        """
+        """Return the batch norms that are left, with the reason that tells more."""
+        # That is the one about the layer before the norm, if there is such a layer.
         first = {norm.result.op: obstacle for norm, obstacle in behind}
         prefix, signature = self._place.prefix, self._place.signature
         entries = []
@@ -142,11 +188,9 @@ class Folder:
         return tuple(LayerNames(self._graph).noted(entries, "norm"))
 
     def _clear(self, plan: FoldPlan) -> bool:
-        """Change the ops between batch norms and layers; tell whether any did.
-
-        Calls of one convolution give way to it, slices of a stack to the stacked
-        tensor, and batch norms of several layers are moved to each of them.
-        """
+        """Change the ops between batch norms and layers; tell whether any did."""
+        # Calls of one convolution give way to it, slices of a stack to the stacked
+        # tensor, and batch norms of several layers are moved to each of them.
         in_the_way = _in_the_way(plan.refused)
         cleared = 0
         if in_the_way:
@@ -158,10 +202,8 @@ class Folder:
         return bool(self._move(branched) or cleared)
 
     def _move(self, branched: Sequence[Branched]) -> bool:
-        """Move batch norms to the layers of their branches; tell whether any was moved.
-
-        Those that lie between another one and its layers go along with that.
-        """
+        """Move batch norms to the layers of their branches; tell whether any moved."""
+        # Those that lie between another one and its layers go along with that.
         inside = {
             op for b in branched for op in b.replaced if op is not b.norm.result.op
         }
@@ -189,7 +231,7 @@ class Folder:
         )
         return Planner(self._graph, kept_ids, self._choices)
 
-    def _refused(self, plan: FoldPlan) -> list[tuple[Norm, Obstacle]]:
+    def _refused(self, plan: FoldPlan) -> list[Refusal]:
         """Return the refusals before anything is built."""
         refused = list(plan.refused)
         for entry in plan.branched:
@@ -218,7 +260,7 @@ class Folder:
     def _is_kept(self, op: Operation) -> bool:
         return any(t.op is op for t in self._kept)
 
-    def _apply(self, plan: FoldPlan) -> list[tuple[Norm, Obstacle]]:
+    def _apply(self, plan: FoldPlan) -> list[Refusal]:
         """Carry out a plan; return the refusals, then or now."""
         refused = self._refused(plan)
         staying = [fold for fold in plan.folds if build.can_stay(fold)]
@@ -252,11 +294,9 @@ class Folder:
     def _replace(
         self, built: Mapping[Operation, Tensor]
     ) -> tuple[dict[Operation, Operation], dict[str, str]]:
-        """Let readers of the ends of batch norms read the replacements.
-
-        Returns:
-            The ops that make that; and for each end that is left, by name, the reason.
-        """
+        """Let readers of the ends of batch norms read the replacements."""
+        # Returns the ops that make that; and for each end that is left, by name, the
+        # reason.
         into: dict[Operation, Operation] = {}
         if not built:
             return into, {}
@@ -310,7 +350,7 @@ def _stated(before: Obstacle) -> str:
     return f"'{before.op.name}' {before.reason}"
 
 
-def _in_the_way(refused: Iterable[tuple[Norm, Obstacle]]) -> list[Operation]:
+def _in_the_way(refused: Iterable[Refusal]) -> list[Operation]:
     """Return the obstacles that can be replaced by a layer itself, or by its result."""
     ops = dict.fromkeys(obstacle.op for _, obstacle in refused)
     return [op for op in ops if is_convolution_call(op) or stacked_item(op) is not None]

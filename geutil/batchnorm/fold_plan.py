@@ -7,10 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 
-from geutil.batchnorm import fold_arithmetic, norm_path, norm_runs
+from geutil.batchnorm import batch_statistics, fold_arithmetic, norms
 from geutil.batchnorm.branches import Branched, branches_of
 from geutil.batchnorm.build import Fold
 from geutil.batchnorm.channel_affine import (
@@ -21,26 +22,72 @@ from geutil.batchnorm.channel_affine import (
     axis_after,
     link_of,
 )
-from geutil.batchnorm.norm_path import Obstacle, Path, Ways
-from geutil.batchnorm.norm_runs import Norm
+from geutil.batchnorm.norms import Norm, Obstacle, Path, Ways, outside_readers
+from geutil.errors import ArgumentTypeError, FoldError
 from geutil.graph import types, v1_control_flow
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.moving_averages import MovingStatistics, MovingVariable
 from geutil.select.networks.provenance import Origin, Origins
+from geutil.transform.step_counter import check_step_variable
+
+EXACT, ONE_PASS = "exact", "one_pass"
+_OF_BATCH = "normalizes by the statistics of the batch (is_training=True)"
+
+
+@dataclass(frozen=True)
+class Training:
+    """The caller's choices in training; see `fold_batch_norms`."""
+
+    delay: int | None = None
+    step: Any = None
+    statistics: str = EXACT
+
+    def __post_init__(self) -> None:
+        """Refuse impossible choices."""
+        delay = self.delay
+        if not isinstance(self.statistics, str):
+            raise ArgumentTypeError(
+                f"statistics is '{EXACT}' or '{ONE_PASS}', not "
+                f"{types.type_name(self.statistics)}"
+            )
+        if self.statistics not in (EXACT, ONE_PASS):
+            raise FoldError(
+                f"statistics is '{self.statistics}'; pass '{EXACT}' or '{ONE_PASS}'"
+            )
+        if delay is None:
+            if self.step is not None:
+                raise FoldError(
+                    "step counts towards a freeze, and there is none; pass "
+                    "freeze_batch_norm_delay= as well"
+                )
+            return
+        if isinstance(delay, bool) or not isinstance(delay, int):
+            raise ArgumentTypeError(
+                "freeze_batch_norm_delay is a number of steps or None, not "
+                f"{types.type_name(delay)}"
+            )
+        if delay < 0:
+            raise FoldError(f"freeze_batch_norm_delay is {delay}; pass 0 or more")
+        if self.step is not None:
+            check_step_variable(self.step)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """The choices of the caller; see `fold_batch_norms`."""
+
+    scope: tuple[str, ...] | None = None
+    clone_shared: bool = False
+    assume_inference: bool = False
+
+
+Refusal = tuple[Norm, Obstacle]
 
 
 class WaysOn:
-    """Plans the folds of batch norms into the layers behind them.
-
-    Args:
-        origins: of the tensors of the graph.
-        liveness: the readers of ops.
-        kept_ids: the ids of the tensors that are read from outside.
-        steps: the ops of all batch norms.
-        moving: the replacements of statistics of the batch, for each norm.
-    """
+    """Plans the folds of batch norms into the layers behind them."""
 
     def __init__(
         self,
@@ -57,13 +104,9 @@ class WaysOn:
         self._moving = moving
 
     def from_norm(self, norm: Norm, ahead: dict[Operation, Fold]) -> Fold | Obstacle:
-        """Return the fold of a norm into the layer behind it, or the obstacle.
-
-        Args:
-            norm: the norm.
-            ahead: the folds that are planned for batch norms behind it, by their first
-                ops.
-        """
+        """Return the fold of a norm into the layer behind it, or the obstacle."""
+        # `ahead`: the folds that are planned for batch norms behind it, by their first
+        # ops.
         links = as_links(norm.steps)
         axis = next((step.axis for step in norm.steps if step.axis is not None), None)
         if any(step.axis not in (None, axis) for step in norm.steps):
@@ -80,7 +123,7 @@ class WaysOn:
             if later is not None and later.links[0].data is tensor:
                 return self._joined(norm, links, axis, later)
             link = None if op in self._steps else link_of(op, self._origins)
-            if link is None or norm_path.measures(link, self._origins):
+            if link is None or norms.measures(link, self._origins):
                 reason = f"({op.type}) stands between the norm and the next layer"
                 return Obstacle(reason, op)
             if link.step is not None:
@@ -105,7 +148,7 @@ class WaysOn:
     def _only_reader(self, tensor: Tensor) -> Operation | Obstacle:
         if id(tensor) in self._kept:
             return Obstacle("is read from outside the graph", tensor.op)
-        readers = norm_path.outside_readers([tensor], (), self._liveness)
+        readers = outside_readers([tensor], (), self._liveness)
         if len(readers) == 1:
             return readers[0]
         return Obstacle(
@@ -136,9 +179,10 @@ class WaysOn:
             return Obstacle("has its channels on another axis", layer.op)
         sizes = layer.sizes(layer.inputs)
         if sizes is None or layer.sizes(layer.outputs) is None:
-            return Obstacle("has weights of a shape that is not known", layer.op)
-        if v1_control_flow.is_inside(layer.op):
-            return Obstacle("is in a loop or conditional of version 1", layer.op)
+            return _of_unknown_shape(layer)
+        in_flow = _in_v1_flow(layer)
+        if in_flow is not None:
+            return in_flow
         count = int(np.prod(sizes))
         data = layer.op.inputs[layer.data].shape
         # A product of matrices has no groups.
@@ -150,7 +194,7 @@ class WaysOn:
                 "weights of their own",
                 layer.op,
             )
-        objection = norm_path.misfit(links, count)
+        objection = norms.misfit(links, count)
         if objection is not None:
             return objection
         reason = self._objection_to_shift(layer, links)
@@ -178,25 +222,23 @@ class WaysOn:
         return affine is not None and (affine.offset is None or not affine.offset.any())
 
     def _bias(self, layer: Layer) -> tuple[Link, ...]:
-        """Return the ops up to the one that adds the bias of a layer, if there is one.
-
-        They belong to the layer if nothing else reads the ops between.
-        """
+        """Return the ops up to the one that adds the bias of a layer, if any."""
+        # They belong to the layer if nothing else reads the ops between.
         links: list[Link] = []
         tensor, axis = layer.result, layer.axis
         sizes = layer.sizes(layer.outputs) or []
         while id(tensor) not in self._kept:
-            readers = norm_path.outside_readers([tensor], (), self._liveness)
+            readers = outside_readers([tensor], (), self._liveness)
             link = link_of(readers[0], self._origins) if len(readers) == 1 else None
             if link is None or link.data is not tensor or link.op in self._steps:
                 return ()
             links.append(link)
             if link.step is not None:
-                ends = link.step.kind is AffineKind.ADD and not norm_path.measures(
+                ends = link.step.kind is AffineKind.ADD and not norms.measures(
                     link, self._origins
                 )
                 fits = link.step.axis in (None, axis)
-                fits = fits and norm_path.misfit([link], int(np.prod(sizes))) is None
+                fits = fits and norms.misfit([link], int(np.prod(sizes))) is None
                 return tuple(links) if ends and fits else ()
             after = axis_after(link.op, axis)
             if after is None:
@@ -207,25 +249,13 @@ class WaysOn:
 
 @dataclass(frozen=True, eq=False)
 class FoldPlan:
-    """The planned folds, and the batch norms that are left.
-
-    Attributes:
-        refused: each norm that is left, with the obstacle.
-        branched: batch norms that can be folded once they are moved to several layers.
-    """
+    """The planned folds, and the batch norms that are left."""
 
     folds: list[Fold] = field(default_factory=list)
+    # Batch norms that can be folded once they are moved to several layers.
     branched: list[Branched] = field(default_factory=list)
-    refused: list[tuple[Norm, Obstacle]] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class Choices:
-    """The choices of the caller; see `fold_batch_norms`."""
-
-    scope: tuple[str, ...] | None = None
-    clone_shared: bool = False
-    assume_inference: bool = False
+    # Each norm that is left, with the obstacle.
+    refused: list[Refusal] = field(default_factory=list)
 
 
 class Planner:
@@ -240,8 +270,8 @@ class Planner:
         self._choices = choices
         self._norms = [
             norm
-            for norm in norm_runs.find_norms(graph, self._origins, self._liveness)
-            if not norm_runs.is_correction(norm, self._origins)
+            for norm in norms.find_norms(graph, self._origins, self._liveness)
+            if not norms.is_correction(norm, self._origins)
         ]
         self._moving: dict[Norm, tuple[MovingVariable, ...]] = {}
         self._objections: dict[Norm, Obstacle] = {}
@@ -280,9 +310,7 @@ class Planner:
                 if earlier is None:
                     continue
                 moving = [*earlier.moving, *moving]
-                if not norm_path.outside_readers(
-                    [link.op.outputs[0]], members, self._liveness
-                ):
+                if not outside_readers([link.op.outputs[0]], members, self._liveness):
                     norms = [*folds.pop(link.op).norms, *norms]
                 break
             fold = Fold(tuple(norms), path.layer, path.links, moving=tuple(moving))
@@ -290,14 +318,23 @@ class Planner:
         plan.folds.extend(folds.values())
         return plan
 
-    def before_layers(self, norms: Sequence[Norm]) -> FoldPlan:
-        """Plan to fold batch norms into the layers behind them.
+    def for_training(self, training: Training) -> FoldPlan:
+        """Plan to fold batch norms in training into the layers before them."""
+        plan = FoldPlan()
+        # The old layer stays for whoever else reads it, its statistics perhaps.
+        ways = Ways(self._origins, self._liveness)
+        for norm in (norm for norm in self._norms if norm.training):
+            fold = self._outside(norm) or self._training_fold(norm, ways, training)
+            if isinstance(fold, Fold):
+                plan.folds.append(fold)
+            else:
+                plan.refused.append((norm, fold))
+        return plan
 
-        Args:
-            norms: the batch norms that no layer before them takes in; by the
-                names of the ops they end in, since other folds may have come in
-                between.
-        """
+    def before_layers(self, norms: Sequence[Norm]) -> FoldPlan:
+        """Plan to fold batch norms into the layers behind them."""
+        # `norms`: the batch norms that no layer before them takes in; by the names of
+        # the ops they end in, since other folds may have come in between.
         plan = FoldPlan()
         ends = {norm.result.op for norm in norms}
         ahead: dict[Operation, Fold] = {}
@@ -318,10 +355,10 @@ class Planner:
 
     def _objection(self, norm: Norm, statistics: MovingStatistics) -> Obstacle | None:
         """Return why a norm may not be folded, wherever it is."""
-        op = norm.steps[-1].op
-        scope = self._choices.scope
-        if not types.is_in_scope(norm.name, scope):
-            return Obstacle(f"is outside of scope {types.quoted(scope)}", op)
+        op = norm.result.op
+        outside = self._outside(norm)
+        if outside is not None:
+            return outside
         if v1_control_flow.is_inside(op):
             return Obstacle(
                 "is in a loop or conditional of version 1, whose parts cannot be "
@@ -335,27 +372,63 @@ class Planner:
                 return Obstacle(f"reads '{t.name}', which depends on the data", op)
         return None
 
+    def _outside(self, norm: Norm) -> Obstacle | None:
+        scope = self._choices.scope
+        if types.is_in_scope(norm.name, scope):
+            return None
+        reason = f"is outside of scope {types.quoted(scope)}"
+        return Obstacle(reason, norm.result.op)
+
     def _objection_to_training(
         self, norm: Norm, statistics: MovingStatistics
     ) -> Obstacle | None:
         """Return why a training norm may not be folded; note its moving statistics."""
-        op = norm.steps[-1].op
+        op = norm.result.op
         if not self._choices.assume_inference:
-            return Obstacle(
-                "normalizes by the statistics of the batch (is_training=True); pass "
-                "assume_inference=True to use the moving ones instead",
-                op,
-            )
+            reason = "pass assume_inference=True to use the moving ones instead"
+            return Obstacle(f"{_OF_BATCH}; {reason}", op)
         moving = statistics.of(norm.parameters, norm.fused)
         if moving is None:
+            reason = "the norm does not read them, and no op updates them"
             return Obstacle(
-                "normalizes by the statistics of the batch (is_training=True), and no "
-                "moving statistics are known: the norm does not read them, and no op "
-                "updates them",
-                op,
+                f"{_OF_BATCH}, and no moving statistics are known: {reason}", op
             )
         self._moving[norm] = tuple(moving)
         return None
+
+    def _training_fold(
+        self, norm: Norm, ways: Ways, training: Training
+    ) -> Fold | Obstacle:
+        """Return the fold of a norm for training, or the obstacle."""
+        path = ways.path_to(norm)
+        if isinstance(path, Obstacle):
+            return path
+        layer = path.layer
+        if layer.sizes(layer.outputs) is None:
+            return _of_unknown_shape(layer)
+        members = {step.op for step in norm.steps}
+        for link in path.links:
+            # Of other steps `path_to` says so.
+            step = link.step
+            if step is None or step.op in members or step.operand is not None:
+                continue
+            if step.op.get_attr("is_training"):
+                return Obstacle(norms.IN_BETWEEN, step.op)
+        inside = [step.result for step in norm.steps[:-1]]
+        readers = outside_readers(inside, members, self._liveness)
+        if readers:
+            return Obstacle("reads what is computed within the norm", readers[0])
+        statistics = batch_statistics.statistics_of(
+            norm, self._origins, with_mean=training.delay is not None
+        )
+        if isinstance(statistics, Obstacle):
+            return statistics
+        if training.statistics == ONE_PASS:
+            objection = batch_statistics.not_of_input(statistics)
+            if objection is not None:
+                reason = f"{objection.reason}; pass statistics='{EXACT}'"
+                return Obstacle(reason, objection.op)
+        return Fold((norm,), layer, path.links, statistics=statistics)
 
     def _way_back(self, norm: Norm) -> Path | Branched | Obstacle:
         path = self._ways.path_to(norm)
@@ -371,11 +444,11 @@ class Planner:
         """Return why a norm may not be folded into a layer along a path, or None."""
         layer = path.layer
         sizes = layer.sizes(layer.outputs)
-        if sizes is None:
-            return Obstacle("has weights of a shape that is not known", layer.op)
-        if v1_control_flow.is_inside(layer.op):
-            return Obstacle("is in a loop or conditional of version 1", layer.op)
-        objection = norm_path.misfit(path.links, int(np.prod(sizes)))
+        objection = (
+            _in_v1_flow(layer) if sizes is not None else _of_unknown_shape(layer)
+        )
+        if sizes is not None and objection is None:
+            objection = norms.misfit(path.links, int(np.prod(sizes)))
         if objection is not None:
             return objection
         if path.shared and not self._choices.clone_shared:
@@ -385,3 +458,13 @@ class Planner:
                 path.shared[0],
             )
         return None
+
+
+def _of_unknown_shape(layer: Layer) -> Obstacle:
+    return Obstacle("has weights of a shape that is not known", layer.op)
+
+
+def _in_v1_flow(layer: Layer) -> Obstacle | None:
+    if v1_control_flow.is_inside(layer.op):
+        return Obstacle("is in a loop or conditional of version 1", layer.op)
+    return None

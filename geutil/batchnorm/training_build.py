@@ -6,25 +6,30 @@ A batch norm in training computes, with s(v) = sqrt(v + epsilon),
 
 with the statistics of the batch. Weights that took in gamma / s(variance) would jump
 from batch to batch, and with them their ranges when they are quantized. So the weights
-take in gamma / s(moving variance) instead, and the difference is put right behind the
+take in scale = gamma / s(moving variance), and the difference is put right behind the
 layer (Krishnamoorthi 2018, arXiv 1806.08342, section 3.2.2, figures 7 and 8). There:
 
-    correction_scale  = s(variance) / s(moving variance) correction_offset = gamma *
-    (mean / s(variance) - moving mean / s(moving variance))
+    correction_scale  = s(variance) / s(moving variance)
+    correction_offset = gamma * (mean / s(variance) - moving mean / s(moving variance))
 
-The scale multiplies the weights that are folded with the batch's statistics,
+"exact" takes the statistics of the layer as it was, which runs besides. The result of
+the folded one is divided by correction_scale, and the bias is beta - gamma * mean /
+s(variance): the batch norm as it was. In the product of weights, gamma / s(variance)
+and correction_scale s(variance) cancels; it is left out from the start, since it would
+add rounding, and gradients that cancel too.
 
-    weights * gamma / s(variance) * correction_scale = weights * gamma / s(moving
-    variance),
+"one_pass" takes them of the folded layer's result z, divided by the scale:
 
-and its reciprocal the result of the layer. In this product s(variance) cancels. It is
-left out from the start: it would add rounding, and gradients that cancel too.
+    mean = mean(z) / scale    variance = variance(z) / scale^2
+    y = z * (gamma / s(variance)) / scale + beta - gamma * mean / s(variance)
 
-Until the freeze the layer's result is divided by the scale and the bias is beta - gamma
-* mean / s(variance): the batch norm as it was. From the freeze on nothing is divided,
-and the correction offset is added to that bias, in which the batch's mean cancels in
-turn: beta - gamma * moving mean / s(moving variance) is left, the batch norm as it will
-be deployed.
+That is the batch norm of a layer with the weights quantized(weights * scale) / scale,
+for any scale. So the scale carries no gradients: those of gamma go through the product
+behind the layer, where they are exact, and moving statistics have none.
+
+From the freeze on both are the batch norm as it will be deployed: nothing is divided
+("one_pass": by 1, but for the gradients of gamma), and the bias is beta - gamma *
+moving mean / s(moving variance).
 """
 
 from __future__ import annotations
@@ -32,92 +37,68 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import cache
+from typing import cast
 
 import tensorflow as tf
 
-from geutil.batchnorm import fold_arithmetic
+from geutil.batchnorm import build, fold_arithmetic, norms
 from geutil.batchnorm.batch_statistics import Statistics
 from geutil.batchnorm.build import SUFFIX, Fold, add_bias, copy_op, filled
 from geutil.batchnorm.channel_affine import AffineKind, AffineStep, Link, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
-from geutil.graph import adjacency, creation
+from geutil.batchnorm.fold_plan import ONE_PASS, Training
+from geutil.graph import adjacency, creation, replicas
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
-from geutil.graph.types import Operation, Tensor
+from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure
+from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.batch_norms import FusedNorm
 from geutil.select.networks.layers import Layer, data_format
+from geutil.select.networks.moving_averages import base_of
+from geutil.transform.step_counter import STEP_NAME, step_counter
+
+_LEAST_GAMMA = 2.0**-10
+"""Smaller gammas, with which blocks start that shall do nothing at first, leave nothing
+to measure and to learn from: weights take this one, and the product behind the rest. A
+power of 2 adds no rounding; above it a product in float32 keeps 13 of 23 bits."""
+
+Pairs = tuple[tuple[Tensor, Tensor], ...]
+Freeze = Callable[[], Tensor] | None
+"""Returns whether the freeze has come; None if it never does."""
 
 
-class Corrected(NamedTuple):
-    """The corrected layer.
+def freeze_of(graph: Graph, training: Training) -> Freeze:
+    """Return the condition that moving averages have stopped."""
+    delay = training.delay
+    if delay is None:
+        return None
 
-    Attributes:
-        weights: the factor of its weights, shape [C].
-        result: the factor of its result, shape [C]: 1 / correction_scale until the
-            freeze, 1 from then on.
-        bias: the term added then, shape [C].
-    """
+    # One comparison for all folds, made when the first needs it: a graph without folds
+    # gets no counter.
+    @cache
+    def frozen() -> Tensor:
+        counter = step_counter(graph, training.step)
+        scope = STEP_NAME + "_freeze"
+        with creation.neutral(graph), replicas.device(), tf.name_scope(scope):
+            limit = tf.constant(delay, tf.int64)
+            return tf.greater_equal(counter.value, limit, name="frozen")
 
-    weights: Value
-    result: Value
-    bias: Value
-
-
-def corrected(
-    batch: Affine, moving: Affine, ratio: Value, frozen: Value | None
-) -> Corrected:
-    """Return the corrections of a layer whose batch norm is folded for training.
-
-    Args:
-        batch: the affine map of each channel with the statistics of the batch.
-        moving: the same with the moving ones; without a freeze its offset is not used.
-        ratio: s(moving variance) / s(variance), the reciprocal of correction_scale,
-            shape [C]. It is not made of the two scales: gamma may be zero.
-        frozen: whether the freeze has come, a scalar; None if it never does.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> batch = Affine(tf.constant([6.0]), tf.constant([1.0]))
-        >>> moving = Affine(tf.constant([3.0]), tf.constant([5.0]))
-        >>> for frozen in (False, True):
-        ...     made = corrected(batch, moving, tf.constant([2.0]), tf.constant(frozen))
-        ...     print([float(value[0]) for value in made])
-        [3.0, 2.0, 1.0]
-        [3.0, 1.0, 5.0]
-    """
-    if frozen is None:
-        return Corrected(moving.scale, ratio, batch.offset)
-    return Corrected(
-        moving.scale,
-        tf.where(frozen, tf.ones_like(ratio), ratio),
-        tf.where(frozen, moving.offset, batch.offset),
-    )
+    return frozen
 
 
-def unbiased(variance: Value, count: Value) -> Value:
-    """Return a variance with Bessel's correction: variance * count / (count - 1).
-
-    Example:
-        >>> import tensorflow as tf
-        >>> float(unbiased(tf.constant(3.0), tf.constant(4.0)))
-        4.0
-    """
+def _unbiased(variance: Value, count: Value) -> Value:
+    """Return a variance with Bessel's correction: variance * count / (count - 1)."""
     return variance * (count / tf.maximum(count - 1, 1))
 
 
 @dataclass(frozen=True, eq=False)
 class BuiltNorm:
-    """A norm with some statistics.
-
-    Attributes:
-        deviation: 1 / s of the variance, or s if `inverted`; a vector of channels.
-        inverted: whether the graph divides by the root.
-    """
+    """A norm with some statistics."""
 
     steps: tuple[AffineStep, ...]
-    deviation: Tensor
-    inverted: bool
+    deviation: Tensor  # 1 / s of the variance, or s if `inverted`; a vector of channels
+    inverted: bool  # whether the graph divides by the root
 
     def ratio_to(self, other: BuiltNorm) -> Value:
         """Return s of the other's variance / s of this one's."""
@@ -126,31 +107,19 @@ class BuiltNorm:
         return self.deviation / other.deviation
 
 
-@dataclass(frozen=True, eq=False)
-class Moments:
-    """Statistics of a batch, computed with gradients.
-
-    A fused op hands no gradients to its statistics, so they are computed beside it.
-
-    Attributes:
-        results: of a fused op, the statistics that it returns; else None.
-    """
-
-    mean: Tensor
-    variance: Tensor
-    results: tuple[Tensor, Tensor] | None = None
-
-
-def moments_of(statistics: Statistics) -> Moments:
-    """Return the statistics of the batch, built where a fused op has none."""
+def _moments_of(
+    statistics: Statistics,
+) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
+    """Return the mean and variance of the batch, and the results of a fused op."""
     fused = statistics.norm.fused
     if fused is None:
-        return Moments(statistics.mean, statistics.variance)
+        return statistics.mean, statistics.variance, ()
+    # A fused op hands no gradients to its statistics, so they are computed beside it.
     op, data = fused.op, statistics.norm.input
     layout = data_format(op)
     axis, rank = layout.index("C"), len(layout)
     axes = [i for i in range(rank) if i != axis]
-    with beside(op):
+    with _beside(op):
         wide = tf.cast(data, statistics.mean.dtype)
         mean = tf.reduce_mean(wide, axes, name="batch_mean")
         shape = [-1] + [1] * (rank - 1 - axis)
@@ -159,11 +128,11 @@ def moments_of(statistics: Statistics) -> Moments:
         )
         variance = tf.reduce_mean(apart, axes, name="batch_variance")
         count = tf.size(data, tf.int64) // tf.size(mean, tf.int64)
-        whole = unbiased(variance, tf.cast(count, variance.dtype))
-        return Moments(mean, variance, averaged(fused, mean, whole))
+        whole = _unbiased(variance, tf.cast(count, variance.dtype))
+        return mean, variance, _averaged(fused, mean, whole)
 
 
-def averaged(norm: FusedNorm, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
+def _averaged(norm: FusedNorm, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
     """Return the statistics that a fused op returns; no gradients go through them."""
     factor = norm.averaging_factor
     results = []
@@ -174,44 +143,38 @@ def averaged(norm: FusedNorm, mean: Tensor, variance: Tensor) -> tuple[Tensor, T
     return results[0], results[1]
 
 
-def with_statistics(
+def _with_statistics(
     statistics: Statistics, mean: Tensor | None, variance: Tensor
 ) -> BuiltNorm:
-    """Build a norm with other statistics than those of the graph.
-
-    Args:
-        statistics: of the norm.
-        mean: the mean to take, a vector of channels; None leaves out all steps that
-            only add.
-        variance: likewise the biased variance.
-    """
+    """Build a norm with other statistics than those of the graph."""
+    # `mean`: the mean to take, a vector of channels; None leaves out all steps that
+    # only add.
     norm = statistics.norm
-    steps = norm.steps if mean is not None else scaling(norm.steps)
-    with beside(norm.result.op):
+    steps = norm.steps if mean is not None else _scaling(norm.steps)
+    with _beside(norm.result.op):
         if norm.fused is not None:
             return _fused(steps[0], mean, variance)
-        replaced = {id(statistics.variance): like(variance, statistics.variance)}
+        replaced = {id(statistics.variance): _like(variance, statistics.variance)}
         if mean is not None:
-            replaced[id(statistics.mean)] = like(mean, statistics.mean)
+            replaced[id(statistics.mean)] = _like(mean, statistics.mean)
     return _copied(statistics, steps, replaced)
 
 
-def as_it_is(statistics: Statistics, moments: Moments) -> BuiltNorm:
-    """Return a norm with the statistics of the batch."""
-    if statistics.norm.fused is not None:
-        return with_statistics(statistics, moments.mean, moments.variance)
-    return _copied(statistics, statistics.norm.steps, {})
+def _with_moving(statistics: Statistics) -> BuiltNorm:
+    """Build a norm with its moving statistics, at inference."""
+    average = statistics.moving_mean
+    mean = None if average is None else average.value
+    return _with_statistics(statistics, mean, statistics.moving_variance.value)
 
 
-def scaling(steps: Sequence[AffineStep]) -> tuple[AffineStep, ...]:
+def _scaling(steps: Sequence[AffineStep]) -> tuple[AffineStep, ...]:
     """Return the steps that do more than add."""
-    return tuple(
-        s for s in steps if s.kind not in (AffineKind.ADD, AffineKind.SUBTRACT)
-    )
+    adding = (AffineKind.ADD, AffineKind.SUBTRACT)
+    return tuple(s for s in steps if s.kind not in adding)
 
 
 @contextmanager
-def beside(op: Operation) -> Iterator[None]:
+def _beside(op: Operation) -> Iterator[None]:
     """Make the ops of the block in a scope of their own beside an op."""
     with creation.surroundings_of(op), tf.name_scope("training_fold"):
         yield
@@ -247,7 +210,7 @@ def _copied(
             for old, new in zip(op.outputs, copy_op(op, inputs).outputs, strict=True):
                 replacement_by_id[id(old)] = new
     deviation = replacement_by_id.get(id(root.outputs[0]), root.outputs[0])
-    with beside(root):
+    with _beside(root):
         vector = fold_arithmetic.as_vector(deviation)
     return BuiltNorm(
         tuple(
@@ -274,87 +237,167 @@ def _is_inverse(root: Operation) -> bool:
     return root.type == "Rsqrt"
 
 
-def like(value: Tensor, statistic: Tensor) -> Tensor:
+def _like(value: Tensor, statistic: Tensor) -> Tensor:
     """Return a value of channels in the shape and type of a statistic."""
     return tf.reshape(tf.cast(value, statistic.dtype), statistic.shape)
 
 
-@dataclass(frozen=True, eq=False, kw_only=True)
-class TrainingFold(Fold):
-    """A batch norm in training, and the layer that takes it in.
-
-    Attributes:
-        statistics: the statistics that the norm normalizes by.
-    """
-
-    statistics: Statistics
-
-
 @dataclass(frozen=True, eq=False)
 class Built:
-    """The ops built for a fold.
+    """The ops built for a fold."""
 
-    Attributes:
-        result: the result of the folded layer, with its bias.
-        rest: the replacements of further outputs of the fold's end; None for those that
-            stay.
-        root: the op that had the root of the moving variance, and no longer reads it.
-        statistics: statistics of the batch, and their replacements.
-        shapes: tensors of the old layer, and new ones of the same shapes.
-    """
-
-    result: Tensor
+    result: Tensor  # the result of the folded layer, with its bias
+    # The replacements of further outputs of the fold's end; None for those that stay.
     rest: tuple[Tensor | None, ...]
-    root: Operation
-    statistics: tuple[tuple[Tensor, Tensor], ...] = ()
-    shapes: tuple[tuple[Tensor, Tensor], ...] = ()
-
-
-Freeze = Callable[[], Tensor] | None
-"""Returns whether the freeze has come; None if it never does."""
+    root: Operation  # that of the moving variance, which it no longer reads
+    statistics: Pairs = ()  # statistics of the batch, and their replacements
+    shapes: Pairs = ()  # tensors of the old layer, and new ones of the same shapes
 
 
 def build_training(
-    fold: TrainingFold, freeze: Freeze, *, end_stays: bool = False
+    fold: Fold,
+    freeze: Freeze,
+    training: Training,
+    *,
+    end_stays: bool = False,
 ) -> Built:
-    """Build the folded layer beside the old one, which goes on making statistics.
+    """Build the folded layer; see the top of this file."""
+    # `end_stays`: end in the sum, as the fold does.
+    function = _one_pass if training.statistics == ONE_PASS else _exact
+    return function(fold, _of_batch(fold), freeze, end_stays)
 
-    Args:
-        fold: the fold.
-        freeze: whether the freeze has come.
-        end_stays: end in the sum, as the fold does; else the sum is where the first one
-            was, the layer's bias perhaps.
-    """
-    statistics = fold.statistics
-    moments = moments_of(statistics)
-    batch = as_it_is(statistics, moments)
-    average = statistics.moving_mean
-    moving = with_statistics(
-        statistics,
-        None if average is None else average.value,
-        statistics.moving_variance.value,
+
+def _of_batch(fold: Fold) -> Statistics:
+    # The planner gives each fold of a norm in training some.
+    return cast(Statistics, fold.statistics)
+
+
+def _exact(
+    fold: Fold, statistics: Statistics, freeze: Freeze, end_stays: bool
+) -> Built:
+    """Build the folded layer beside the old one, which goes on making statistics."""
+    mean, variance, results = _moments_of(statistics)
+    batch = (
+        _copied(statistics, statistics.norm.steps, {})
+        if statistics.norm.fused is None
+        else _with_statistics(statistics, mean, variance)
     )
+    moving = _with_moving(statistics)
     frozen = None if freeze is None else freeze()
-    with beside(fold.end):
-        before = steps_before(fold)
-        needed = scaling(before) if frozen is None else before
-        values = corrected(
-            fold_arithmetic.computed([*before, *batch.steps]),
-            fold_arithmetic.computed([*needed, *moving.steps]),
-            batch.ratio_to(moving),
-            frozen,
-        )
+    before = _steps_before(fold, statistics)
+    with _beside(fold.end):
+        needed = _scaling(before) if frozen is None else before
+        current = fold_arithmetic.computed([*before, *batch.steps])
+        deployed = fold_arithmetic.computed([*needed, *moving.steps])
+        # Not made of the two scales: gamma may be zero.
+        factor, bias = batch.ratio_to(moving), current.offset
+        if frozen is not None:
+            factor = tf.where(frozen, tf.ones_like(factor), factor)
+            bias = tf.where(frozen, deployed.offset, bias)
     adding = (link for link in fold.links if link.step and link.step.adds)
+    # Else the sum is where the first one was, the layer's bias perhaps.
     last = fold.links[-1]
-    result = _layer(fold, values, last if end_stays else next(adding, last))
-    return Built(result, _rest(fold, moments), moving.deviation.op)
+    place = last if end_stays else next(adding, last)
+    tensor, axis, _ = _layer(fold, deployed.scale, place)
+    result = _corrected(fold, tensor, axis, place, factor, bias)
+    for link in fold.links[fold.links.index(place) + 1 :]:
+        if link.step is None:
+            result = copy_op(link.op, {link.index: result}).outputs[0]
+    return Built(result, _rest(fold, results), moving.deviation.op)
 
 
-def settle(fold: TrainingFold, built: Built, freeze: Freeze) -> None:
-    """Stop the moving averages at the freeze, and let ref variables be read first."""
-    statistics = fold.statistics
-    graph = fold.end.graph
+def _one_pass(
+    fold: Fold, statistics: Statistics, freeze: Freeze, end_stays: bool
+) -> Built:
+    """Build the folded layer, whose result the statistics of the batch are taken of."""
+    norm = statistics.norm
+    moving = _with_moving(statistics)
+    frozen = None if freeze is None else freeze()
+    before = _steps_before(fold, statistics)
+    with _beside(fold.end):
+        needed = _scaling(before) if frozen is None else before
+        deployed = fold_arithmetic.computed([*needed, *moving.steps])
+        scale = _scale_for_weights(deployed.scale, moving)
+    tensor, axis, shapes = _layer(fold, scale)
+    with _beside(fold.end):
+        added = fold_arithmetic.computed(before)
+        mean, variance, count = _measured(tensor, axis, scale, added)
+    batch = _with_statistics(statistics, mean, variance)
+    with _beside(fold.end):
+        current = fold_arithmetic.computed([*before, *batch.steps])
+        factor, bias = current.scale, current.offset
+        if frozen is not None:
+            factor = tf.where(frozen, deployed.scale, factor)
+        factor = factor / scale
+        if frozen is not None:
+            bias = tf.where(frozen, deployed.offset, bias)
+    # Else the sum is where the norm begins.
+    first = next(link for link in fold.links if link.op is norm.steps[0].op)
+    place = fold.links[-1] if end_stays else first
+    result = _corrected(fold, tensor, axis, place, factor, bias)
+    with _beside(fold.end):
+        results: tuple[Tensor, ...] = ()
+        pairs: Pairs = ()
+        if norm.fused is not None:
+            whole = _unbiased(variance, tf.cast(count, variance.dtype))
+            results = _averaged(norm.fused, mean, whole)
+        else:
+            pairs = tuple(
+                (base, _like(new, base))
+                for base, new in (
+                    (base_of(statistics.mean), mean),
+                    (base_of(statistics.variance), variance),
+                )
+            )
+    return Built(result, _rest(fold, results), moving.deviation.op, pairs, shapes)
+
+
+def _scale_for_weights(scale: Value, made: BuiltNorm) -> Value:
+    """Return the scale of a norm without gradients, and never near zero."""
+    least = 1.0 / made.deviation if made.inverted else made.deviation
+    least = least * _LEAST_GAMMA
+    return tf.stop_gradient(tf.where(tf.abs(scale) < least, least, scale))
+
+
+def _measured(
+    tensor: Tensor, axis: int, scale: Value, added: Affine
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return mean, variance and number of a norm's input, taken of a scaled layer."""
+    # They end in a division by a tensor without gradients, by which stripping finds
+    # them: see `geutil.select.networks.batch_norms.measured_moment`.
+    rank = tensor.shape.rank
+    axes = [i for i in range(rank) if i != axis % rank]
+    wide = tf.cast(tensor, scale.dtype)
+    mean = tf.reduce_mean(wide, axes, name="batch_mean")
+    around = tf.reshape(tf.stop_gradient(mean), [-1] + [1] * (-1 - axis))
+    # One op for both is several times slower than these two where it broadcasts.
+    squares = tf.square(wide - around)
+    variance = tf.reduce_mean(squares, axes, name="batch_variance")
+    count = tf.size(tensor, tf.int64) // tf.size(mean, tf.int64)
+    if added.scale is not None:
+        mean, variance = mean * added.scale, variance * tf.square(added.scale)
+    if added.offset is not None:
+        mean = mean + added.offset * scale
+    square = tf.stop_gradient(tf.square(scale))
+    return mean / scale, variance / square, count
+
+
+def stay(fold: Fold, built: Built) -> None:
+    """Let the end of a fold that can stay read the folded layer and its bias."""
+    last, sum_op = fold.links[-1], built.result.op
+    with creation.surroundings_of(last.op):
+        # TensorFlow lets an op read another tensor only if that has the same shape.
+        bias = tf.reshape(sum_op.inputs[1], last.op.inputs[1 - last.index].shape)
+    inside = [step.op for step in fold.norms[0].steps[:-1]]
+    build.let_stay(last, sum_op, bias, inside)
+
+
+def settle(fold: Fold, built: Built, freeze: Freeze) -> None:
+    """Settle the moving averages of a norm that was replaced."""
+    graph, statistics = fold.end.graph, _of_batch(fold)
+    _follow(graph, built)
     variance = statistics.moving_variance
+    # Variables of references are to be read before they are updated.
     if variance.is_reference:
         waits = (*variance.update.control_inputs, built.root)
         apply_edits(graph, controls=[ControlEdit(variance.update, waits)])
@@ -371,33 +414,63 @@ def settle(fold: TrainingFold, built: Built, freeze: Freeze) -> None:
         apply_edits(graph, [InputEdit(update, 1, chosen)])
 
 
-def steps_before(fold: TrainingFold) -> tuple[AffineStep, ...]:
+def _follow(graph: Graph, built: Built) -> None:
+    """Let moving averages follow measured statistics, and retire the old layer."""
+    if not built.shapes:
+        return
+    for old, new in built.shapes:
+        norms.hand_over_shapes(old, new)
+    edits = [
+        InputEdit(reader, index, new)
+        for old, new in built.statistics
+        for reader in dict.fromkeys(old.consumers())
+        for index, t in enumerate(reader.inputs)
+        if t is old
+    ]
+    if edits:
+        apply_edits(graph, edits)
+    # If somebody else reads the layer it goes on being computed.
+    replaced = [old.op for old, _ in (*built.statistics, *built.shapes)]
+    Liveness(graph).retire(replaced, lambda op: False)
+
+
+def _steps_before(fold: Fold, statistics: Statistics) -> tuple[AffineStep, ...]:
     """Return the steps between the layer and the norm, such as a bias."""
-    inside = {step.op for step in fold.statistics.norm.steps}
+    inside = {step.op for step in statistics.norm.steps}
     steps = (link.step for link in fold.links)
     return tuple(s for s in steps if s is not None and s.op not in inside)
 
 
-def _layer(fold: TrainingFold, values: Corrected, place: Link) -> Tensor:
-    """Copy a layer with corrected weights, and the path from it to the norm."""
-    layer, links = fold.layer, fold.links
-    weights = scaled_weights(layer, values.weights)
+def _layer(
+    fold: Fold, scale: Value, stop: Link | None = None
+) -> tuple[Tensor, int, Pairs]:
+    """Copy a layer with scaled weights, and the moving ops behind it up to a link."""
+    # Returns the result, the axis of its channels, and old tensors with new ones of the
+    # same shapes. Steps of the path are in the weights and the bias by now.
+    layer = fold.layer
+    weights = _scaled_weights(layer, scale)
     tensor = copy_op(layer.op, {layer.weights: weights}).outputs[0]
-    axis = layer.axis
-    # Steps of the path are in the weights and the bias by now; ops that only move
-    # or reshape data are copied.
-    for link in links:
-        if link is place:
-            tensor = rescaled(tensor, values.result, axis, link)
-            tensor = add_bias(tensor, filled(values.bias, layer), axis, link)
-        elif link.step is None:
-            tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
+    axis, shapes = layer.axis, [(layer.result, tensor)]
+    for link in fold.links:
+        if link is stop:
+            break
         if link.step is None:
+            tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
             axis = axis_after(link.op, axis) or axis
-    return tensor
+        if link is not fold.links[-1]:
+            shapes.append((link.op.outputs[0], tensor))
+    return tensor, axis, tuple(shapes)
 
 
-def scaled_weights(layer: Layer, scale: Value) -> Tensor:
+def _corrected(
+    fold: Fold, tensor: Tensor, axis: int, place: Link, factor: Value, bias: Value
+) -> Tensor:
+    """Return a layer's result, each channel multiplied, plus its bias."""
+    tensor = _rescaled(tensor, factor, axis, place)
+    return add_bias(tensor, filled(bias, fold.layer), axis, place)
+
+
+def _scaled_weights(layer: Layer, scale: Value) -> Tensor:
     """Return the weights of a layer, each channel of its result multiplied."""
     with creation.surroundings_of(layer.op):
         source = tf.cast(fold_arithmetic.unrounded(layer.kernel), scale.dtype)
@@ -408,7 +481,7 @@ def scaled_weights(layer: Layer, scale: Value) -> Tensor:
         return tf.cast(source * spread, layer.kernel.dtype, name=f"weights{SUFFIX}")
 
 
-def rescaled(tensor: Tensor, ratio: Value, axis: int, place: Link) -> Tensor:
+def _rescaled(tensor: Tensor, ratio: Value, axis: int, place: Link) -> Tensor:
     """Return a tensor with each channel multiplied; see `build.add_bias`."""
     with creation.surroundings_of(place.op):
         ratio = tf.cast(ratio, tensor.dtype)
@@ -417,8 +490,7 @@ def rescaled(tensor: Tensor, ratio: Value, axis: int, place: Link) -> Tensor:
         return tf.multiply(tensor, ratio, name=f"rescale{SUFFIX}")
 
 
-def _rest(fold: TrainingFold, moments: Moments) -> tuple[Tensor | None, ...]:
+def _rest(fold: Fold, results: Sequence[Tensor]) -> tuple[Tensor | None, ...]:
     rest: list[Tensor | None] = [None] * (len(fold.end.outputs) - 1)
-    if moments.results is not None:
-        rest[:2] = moments.results
+    rest[: len(results)] = results
     return tuple(rest)

@@ -5,6 +5,12 @@ Types of version 1 (`RefEnter`, `Variable`) stand beside those that took their p
 
 from __future__ import annotations
 
+
+def types_in(names: str) -> frozenset[str]:
+    """Return the types of ops that a text names."""
+    return frozenset(names.split())
+
+
 ADDITIONS = frozenset(("Add", "AddV2"))
 """Sums of two tensors."""
 SUMS = ADDITIONS | {"AddN"}

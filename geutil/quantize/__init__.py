@@ -10,7 +10,7 @@ from geutil.quantize.contrib_rewriters import (
     experimental_create_eval_graph,
     experimental_create_training_graph,
 )
-from geutil.quantize.equalizing import (
+from geutil.quantize.equalization import (
     Equalized,
     EqualizeReport,
     NotEqualized,
@@ -32,8 +32,12 @@ from geutil.quantize.quantizers import (
     moving_avg_quantize,
 )
 from geutil.quantize.quantizing import quantize
-from geutil.quantize.reestimated_norms import Missed, Reestimated, ReestimateReport
-from geutil.quantize.reestimating import reestimate_batch_norm
+from geutil.quantize.reestimation import (
+    Missed,
+    Reestimated,
+    ReestimateReport,
+    reestimate_batch_norm,
+)
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.rounding.rounding import Rounded
 from geutil.quantize.rounding.targets import NotRounded

@@ -32,16 +32,7 @@ _LARGEST = float(np.finfo(np.float16).max)
 
 
 def block_format(layer: Layer, spec: Spec, block: int) -> Format | str:
-    """Return how the weights of a layer are stored in blocks, or why they are not.
-
-    Args:
-        layer: the layer.
-        spec: how it is to be quantized; its bits are those of blocks.
-        block: how many inputs have a range together.
-
-    Returns:
-        The format; or the reason, which is "" for layers that are no products.
-    """
+    """Return how the weights of a layer are stored in blocks, or why they are not."""
     if layer.op.type not in PRODUCTS:
         return ""
     if (spec.weight_bits or BLOCK_BITS) > BLOCK_BITS:
@@ -67,13 +58,7 @@ def block_format(layer: Layer, spec: Spec, block: int) -> Format | str:
 
 
 def in_blocks(x: Any, form: Format, of: Any = tf) -> Any:
-    """Return weights with their blocks as columns: [block, blocks * outputs].
-
-    Args:
-        x: the weights, or what this function returned of them, which stays as it is.
-        form: their format.
-        of: what moves values, TensorFlow or numpy.
-    """
+    """Return weights with their blocks as columns: [block, blocks * outputs]."""
     split, order = _split(form, _shape(x))
     return of.reshape(of.transpose(of.reshape(x, split), order), [form.block, -1])
 
@@ -95,14 +80,6 @@ def block_count(form: Format, shape: list[int]) -> int:
 def with_stored_steps(ends: Range, form: Format) -> Range:
     """Return symmetric ranges with the nearest steps that a file can store.
 
-    Those of blocks are float16, of 11 bits: the largest weight may lie 0.003 steps
-    outside; what lies beyond levels of 65504, the largest of them, is cut off. Other
-    ranges are returned as they are.
-
-    Args:
-        ends: the ranges of blocks: numpy arrays, or tensors.
-        form: their format.
-
     Example:
         >>> import numpy as np
         >>> from geutil.quantize.blocks import with_stored_steps
@@ -113,6 +90,9 @@ def with_stored_steps(ends: Range, form: Format) -> Range:
         >>> float(high[0] / 7) == float(np.float16(0.1))
         True
     """
+    # Those of blocks are float16, of 11 bits: the largest weight may lie 0.003 steps
+    # outside; what lies beyond levels of 65504, the largest of them, is cut off. Other
+    # ranges are returned as they are.
     if form.block is None:
         return ends
     most = np.float32(2 ** (form.bits - 1) - 1)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from geutil.batchnorm import FoldReport, fold_batch_norms
 from geutil.graph.types import Graph, Tensor, require_graph
-from geutil.quantize import guarding, plan_insertion, quantizing
+from geutil.quantize import insertion, quantizing
 from geutil.quantize.report import QuantizeReport
 from geutil.quantize.spec import QuantizeChoices
 from geutil.select import names
@@ -250,7 +250,7 @@ def experimental_create_eval_graph(
         >>> print(report.quantization.quantized[1].result)
         16 bits, symmetric
     """
-    plan_insertion.checked_delay(quant_delay, is_training=False)
+    insertion.checked_delay(quant_delay, is_training=False)
     scopes = (scope,) if scope else None
     choices = QuantizeChoices(weight_bits, activation_bits, symmetric, scope=scopes)
     return _eval_graph(input_graph, choices)
@@ -259,9 +259,9 @@ def experimental_create_eval_graph(
 def _training_graph(
     graph: Any, choices: QuantizeChoices, delay: Any, freeze: Any, statistics: str
 ) -> RewriteReport:
-    delay = plan_insertion.checked_delay(delay, is_training=True)
+    delay = insertion.checked_delay(delay, is_training=True)
     graph = _graph_or_default(graph)
-    with plan_insertion.undone_on_error(graph):
+    with insertion.undone_on_error(graph):
         folds = fold_batch_norms(
             graph,
             is_training=True,
@@ -274,7 +274,7 @@ def _training_graph(
 
 def _eval_graph(graph: Any, choices: QuantizeChoices) -> RewriteReport:
     graph = _graph_or_default(graph)
-    with plan_insertion.undone_on_error(graph):
+    with insertion.undone_on_error(graph):
         folds = fold_batch_norms(graph, scope=_scope(choices))
         return RewriteReport(folds, _quantized(graph, choices, 0, is_training=False))
 
@@ -285,7 +285,7 @@ def _quantized(
     # The old rewriters put FakeQuant ops on products wherever they are.
     scopes = names.scopes_meant([graph], _scope(choices))
     choices = replace(choices, scope=scopes, products_at_end=True)
-    mode = plan_insertion.Mode(is_training, delay, None)
+    mode = insertion.Mode(is_training, delay, None)
     return quantizing.quantize_by(graph, choices, mode)
 
 
@@ -298,5 +298,5 @@ def _graph_or_default(graph: Any) -> Graph:
     if graph is None:
         graph = tf.compat.v1.get_default_graph()
     require_graph(graph)
-    guarding.refuse_training_ops(graph)
+    insertion.refuse_training_ops(graph)
     return graph

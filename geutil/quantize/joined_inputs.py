@@ -56,17 +56,10 @@ class NarrowInput:
 
 @dataclass(frozen=True, eq=False)
 class JoinedPart:
-    """An input of a concat or a stack, and where it lies in the result.
+    """An input of a concat or a stack, and where it lies in the result."""
 
-    Attributes:
-        name: the op that makes it, by name.
-        axis: the axis along which parts are joined.
-        start: where it begins there.
-        stop: where it ends.
-    """
-
-    name: str
-    axis: int
+    name: str  # the op that makes it, by name
+    axis: int  # the axis along which parts are joined
     start: int
     stop: int
 
@@ -76,10 +69,7 @@ class JoinedPart:
 
 
 def parts_of(tensor: Tensor) -> tuple[JoinedPart, ...]:
-    """Return the parts that a tensor is joined of; none if it is no concat or stack.
-
-    Cost: linear in its inputs.
-    """
+    """Return the parts that a tensor is joined of; none if it is no concat or stack."""
     result = _exact(tensor)
     op, rank = result.op, result.shape.rank
     if op.type == "ConcatV2":
@@ -116,17 +106,7 @@ def _exact(tensor: Tensor) -> Tensor:
 
 
 class JoinedInputs:
-    """The inputs that the ops of a model join, and the values that they have.
-
-    Args:
-        ops: the ops of the model.
-        sites: its ranges of activations.
-
-    Attributes:
-        groups: the inputs, each by a name that no range has.
-
-    Cost: linear in the ops.
-    """
+    """The inputs that the ops of a model join, and the values that they have."""
 
     def __init__(self, ops: Iterable[Operation], sites: Sequence[RangeSite]) -> None:
         site_by_op = {op: site for site in sites for op in site.ops}
@@ -147,6 +127,7 @@ class JoinedInputs:
             }
             if found and len(inputs) > 1:
                 self._joins.append((op, found[0], inputs))
+        # The inputs, each by a name that no range has.
         self.groups = {
             n: [t] for _, _, inputs in self._joins for n, t in inputs.items()
         }
@@ -163,11 +144,7 @@ class JoinedInputs:
                 )
 
     def narrow(self, ranges: Mapping[str, Range]) -> tuple[NarrowInput, ...]:
-        """Return the inputs that get few steps, where another one gets more.
-
-        Args:
-            ranges: the ranges that were chosen, by name.
-        """
+        """Return the inputs that get few steps, where another one gets more."""
         found = []
         ops_by_range: dict[str, list[str]] = {}
         for op, site, _ in self._joins:

@@ -31,20 +31,15 @@ _VERSION = 1
 
 @dataclass(frozen=True)
 class KeptRanges:
-    """Everything that quantizes a model again, but the model.
+    """Everything that quantizes a model again, but the model."""
 
-    Attributes:
-        folded: whether batch norms were folded before.
-        arguments: those of `quantize` but overrides: scheme, bits, scope.
-        skipped: regular expressions of ops that were left in float.
-        bits: the bits of the weights of some ops, by their names.
-        ranges: the two ends of the range of each activation, by the name of the range.
-    """
-
-    folded: bool
+    folded: bool  # whether batch norms were folded before
+    # Those of `quantize` but overrides: scheme, bits, scope.
     arguments: Mapping[str, Any]
-    skipped: tuple[str, ...] = ()
+    skipped: tuple[str, ...] = ()  # regular expressions of ops that were left in float
+    # The bits of the weights of some ops, by their names.
     bits: Mapping[str, int] = field(default_factory=dict)
+    # The two ends of the range of each activation, by the name of the range.
     ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
     def quantize(self, model: Any, *, strict: bool = False) -> Any:
@@ -59,14 +54,7 @@ class KeptRanges:
         )
 
     def restore(self, model: Any) -> None:
-        """Quantize a model, with the ranges that were kept.
-
-        Raises:
-            QuantizeError: the model has other ranges: it is not the one that the file
-                was made from.
-
-        Cost: that of `quantize`.
-        """
+        """Quantize a model, with the ranges that were kept."""
         self.quantize(model)
         sites = find_sites(model.graph, model.variables)
         activations = {site.name: site for site in sites if not site.is_weights}
@@ -95,11 +83,7 @@ class KeptRanges:
 
 
 def ranges_kept(file: LiteFile) -> KeptRanges | None:
-    """Return the ranges and choices that a file keeps; None if it keeps none.
-
-    Raises:
-        QuantizeError: the metadata are damaged.
-    """
+    """Return the ranges and choices that a file keeps; None if it keeps none."""
     entry = file.metadata.get(NAME)
     if entry is None or entry.data is None:
         return None

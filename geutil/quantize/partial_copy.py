@@ -22,20 +22,10 @@ Amend = Callable[[Any, Operation], None]
 
 
 class PartialCopy:
-    """A copy of a part of a graph.
+    """A copy of a part of a graph."""
 
-    Args:
-        graph: the FuncGraph.
-        inputs: by name its inputs, or other tensors that will be given: each the only
-            result of its op.
-        replace: tells what stands in for an op.
-        amend: changes the nodes of ops that are copied, attributes for example.
-
-    Attributes:
-        graph: the graph that the copies are in.
-        inputs: the inputs of the copy by name.
-        externals: what lies outside and is read by the copy.
-    """
+    # `inputs`: by name its inputs, or other tensors that will be given: each the only
+    # result of its op.
 
     def __init__(
         self,
@@ -49,14 +39,11 @@ class PartialCopy:
         self._replace = replace
         self._amend = amend
         self.graph = functions.new_function_graph("copy")
-        self.inputs: dict[str, Tensor] = {}
-        self.externals: list[Any] = []
+        self.inputs: dict[str, Tensor] = {}  # the inputs of the copy by name
+        self.externals: list[Any] = []  # what lies outside and is read by the copy
 
     def of(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """Return the copies of tensors; to be called once.
-
-        Cost: linear in the ops that they depend on.
-        """
+        """Return the copies of tensors; to be called once."""
         mapped = self._copied_inputs()
         given = {t.op for t in self._given.values()}
         needed, stand_ins = _walk([t.op for t in tensors], self._replace, given)
@@ -109,16 +96,8 @@ class PartialCopy:
 def values_of(
     tensors: Sequence[Tensor], replace: Replace = lambda op: None
 ) -> list[Array]:
-    """Return the values of tensors of a FuncGraph that need no inputs.
-
-    In a branch or a loop of version 1 they are what they would be if it is taken.
-
-    Args:
-        tensors: the tensors: parameters, as a rule.
-        replace: tells what stands in for an op.
-
-    Cost: linear in the ops that they depend on, and one run of them.
-    """
+    """Return the values of tensors of a FuncGraph that need no inputs."""
+    # In a branch or a loop of version 1 they are what they would be if it is taken.
     if not tensors:
         return []
 
@@ -137,10 +116,8 @@ def values_of(
 
 
 def _outside_of_flow(op: Operation) -> Tensor | Array | None:
-    """Return what stands in for an op that leads into a branch or loop of version 1.
-
-    Constants in there wait for the op that tells whether it is taken.
-    """
+    """Return the stand-in of an op that leads into a branch or loop of version 1."""
+    # Constants in there wait for the op that tells whether it is taken.
     if op.type in LED_IN:
         return op.inputs[0]
     switch = op.inputs[0].op if op.type == "Identity" else op
@@ -153,12 +130,7 @@ def _outside_of_flow(op: Operation) -> Tensor | Array | None:
 
 
 def _rename(graph_def: Any, names: Sequence[str]) -> None:
-    """Let nodes read those that have other names now.
-
-    Args:
-        graph_def: the nodes.
-        names: what they were called.
-    """
+    """Let nodes read those that have other names now."""
     pairs = zip(names, graph_def.node, strict=True)
     renamed = {name: node.name for name, node in pairs if node.name != name}
     for node in graph_def.node if renamed else ():
@@ -172,10 +144,8 @@ def _rename(graph_def: Any, names: Sequence[str]) -> None:
 def _walk(
     ops: Sequence[Operation], replace: Replace, given: AbstractSet[Operation]
 ) -> tuple[set[Operation], dict[Operation, Tensor | Array]]:
-    """Return what ops depend on, and what stands in for those that are replaced.
-
-    These depend on their stand-ins alone, and given ones on nothing.
-    """
+    """Return the ancestors of `ops`, with replaced ops mapped to their replacements."""
+    # These depend on their stand-ins alone, and given ones on nothing.
     stand_ins: dict[Operation, Tensor | Array] = {}
     needed = set(ops)
     waiting = list(dict.fromkeys(ops))
@@ -196,7 +166,7 @@ def _walk(
 
 
 def _stand_in(node: Any, op: Operation, stand_in: Tensor | Array) -> None:
-    """Make the node of an op one that yields what stands in for it."""
+    """Make the node of an op one that yields its stand-in."""
     dtype = op.outputs[0].dtype
     del node.input[:]
     node.attr.clear()

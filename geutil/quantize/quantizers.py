@@ -106,7 +106,7 @@ def moving_avg_quantize(
     """Quantize a tensor in a moving average of its ranges, as activations are.
 
     In training each step moves the range towards that of the tensor, and quantizes in
-    what comes out; see `geutil.quantize.range_variables` for the formula. The range to
+    the new range; see `geutil.quantize.range_variables` for the formula. The range to
     start
     with has no part in it: the first step takes that of its tensor. Otherwise the range
     is the one that is kept.

@@ -21,10 +21,11 @@ from geutil.graph.types import (
     quoted,
     type_name,
 )
-from geutil.quantize import guarding, lowering, plan_insertion
+from geutil.quantize import insertion
 from geutil.quantize.calibration.calibrating import set_ranges_of_weights
 from geutil.quantize.calibration.ranges import live_simulations
-from geutil.quantize.plan_insertion import Mode
+from geutil.quantize.insertion import Mode
+from geutil.quantize.planning import forms
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
 from geutil.quantize.planning.network import leave_in_float
 from geutil.quantize.planning.plan import (
@@ -175,7 +176,7 @@ result 8 bits (conv/act_quant)
     if scheme is not None:
         choices = _of_scheme(scheme, choices)
     mode = Mode(
-        is_training, plan_insertion.checked_delay(quant_delay, is_training, step), step
+        is_training, insertion.checked_delay(quant_delay, is_training, step), step
     )
     with conversions.outputs_meant(graph_or_model, outputs):
         return quantize_by(
@@ -192,7 +193,7 @@ def quantize_by(
     *,
     strict: bool = False,
 ) -> QuantizeReport:
-    """Quantize what is asked for in all signatures; see `quantize`."""
+    """Quantize all signatures by choices; see `quantize`."""
     variable_by_name = dict(variables or {})
     reports = []
     places = _places(graph_or_model)
@@ -213,7 +214,7 @@ def quantize_by(
     described_ranges: dict[str, Hashable] = {}
     with ExitStack() as stack:
         for _, graph, _ in places:
-            stack.enter_context(plan_insertion.undone_on_error(graph))
+            stack.enter_context(insertion.undone_on_error(graph))
         for (name, graph, _), plan, done in zip(places, plans, earlier, strict=True):
             rewritten, stands_for = _lowered(graph, plan)
             if rewritten:
@@ -225,9 +226,7 @@ def quantize_by(
                 ranges_here = described(graph, plan.groups)
                 _name_apart(plan, ranges_here, described_ranges, name)
             ranges = RangeVariables(graph, variable_by_name, vars_collection)
-            quantized_by_tensor = plan_insertion.insert(
-                graph, plan.groups, mode, ranges
-            )
+            quantized_by_tensor = insertion.insert(graph, plan.groups, mode, ranges)
             variable_by_name.update(ranges.by_name)
             counter = counter_of(graph)
             steps = None if counter is None else counter.variable
@@ -246,12 +245,7 @@ def quantize_by(
 
 
 def _of_scheme(name: str, choices: QuantizeChoices) -> QuantizeChoices:
-    """Return choices with the bits of a scheme.
-
-    Raises:
-        QuantizeError: there is no such scheme; it stores nothing in integers; or bits
-            are given, too.
-    """
+    """Return choices with the bits of a scheme."""
     scheme = scheme_named(name)
     if scheme.is_float:
         raise QuantizeError(
@@ -283,17 +277,9 @@ def _name_apart(
     earlier: dict[str, Hashable],
     signature: str,
 ) -> None:
-    """Give ranges names of their own where another signature's mean something else.
-
-    Signatures of one network share theirs: what calibrates one calibrates all. Others
-    may have ops of the same names.
-
-    Args:
-        plan: the plan, whose ranges are renamed.
-        ranges: what they are for, by name.
-        earlier: those of the signatures before; added to.
-        signature: the name of the signature.
-    """
+    """Give ranges names of their own where another signature's mean something else."""
+    # Signatures of one network share theirs: what calibrates one calibrates all. Others
+    # may have ops of the same names.
     if any(earlier.get(name, meant) != meant for name, meant in ranges.items()):
         for group in plan.groups:
             group.name = f"{signature}/{group.name}"
@@ -304,19 +290,16 @@ def _name_apart(
 def _lowered(
     graph: Graph, plan: QuantizePlan
 ) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
-    """Write ops of a plan in another form that has int8 kernels.
-
-    Returns:
-        What was done, in words; and by new ops those that they stand in for.
-    """
+    """Write ops of a plan in another form that has int8 kernels."""
+    # Returns what was done, in words; and by new ops those that they stand in for.
     lines: list[str] = []
     stands_for: dict[Operation, Operation] = {}
     if plan.prelus:
-        lines += lowering.lower_prelus(graph, plan.prelus)
+        lines += forms.lower_prelus(graph, plan.prelus)
     for more, results in (
-        lowering.lower_calls(graph, plan.calls),
-        lowering.lower_forms(graph, plan.forms),
-        lowering.lower_biases(graph, plan.biases),
+        forms.lower_calls(graph, plan.calls),
+        forms.lower_forms(graph, plan.forms),
+        forms.lower_biases(graph, plan.biases),
     ):
         lines += more
         stands_for |= results
@@ -347,7 +330,7 @@ def _planned(
     graph: Graph, results: list[Tensor], choices: QuantizeChoices, mode: Mode
 ) -> QuantizePlan:
     if mode.is_training or not results or replicas.outputs_meant(graph):
-        guarding.refuse_training_ops(graph)
+        insertion.refuse_training_ops(graph)
     return plan_quantization(graph, results, choices)
 
 

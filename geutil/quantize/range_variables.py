@@ -1,8 +1,7 @@
 """Simulated quantization as TensorFlow ops, and the variables that hold ranges.
 
-A range is learnt in training steps. The last value of a tensor is what weights take,
-which are known when they are read. Activations take a moving average of what the
-batches showed,
+A range is learnt in training steps. Weights take the last value of their tensor,
+which is known when they are read. Activations take a moving average of the batches,
 
     learnt  = decay * learnt + (1 - decay)
     average = average + (batch - average) * (1 - decay) / learnt
@@ -23,6 +22,7 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph import creation, strategy_variables
+from geutil.graph.op_types import types_in
 from geutil.graph.resource_variables import handle_in, variables_outside
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor, is_func_graph
 from geutil.quantize.blocks import (
@@ -42,15 +42,11 @@ Pair = tuple[Any, Any]
 
 
 def fake_quant(x: Tensor, ends: Pair, form: Format) -> Tensor:
-    """Return the values nearest to those of a tensor that its format can store.
-
-    Args:
-        x: a float32 tensor.
-        ends: the low and the high end of the range: scalars, or vectors with one
-            element for each channel.
-        form: the format. Channels of several axes have to be neighbours, and the last;
-            unless there are blocks.
-    """
+    """Return the values nearest to those of a tensor that its format can store."""
+    # `ends`: the low and the high end of the range: scalars, or vectors with one
+    # element for each channel.
+    # `form`: the format. Channels of several axes have to be neighbours, and the last;
+    # unless there are blocks.
     low, high = ends
     more = {"num_bits": form.bits, "narrow_range": form.narrow_range}
     if form.block is not None:
@@ -85,16 +81,10 @@ def _by_channel(x: Tensor, low: Tensor, high: Tensor, **more: Any) -> Tensor:
 def ends_of(
     xs: Sequence[Tensor], form: Format, never_negative: Sequence[bool] = ()
 ) -> Pair:
-    """Return the range of what tensors hold, with zero in it.
-
-    Channels of tensors are counted by the last axes.
-
-    Args:
-        xs: the tensors.
-        form: how they are stored.
-        never_negative: of each, whether it holds nothing below zero, which is then its
-            low end without looking; none is told of if this is empty.
-    """
+    """Return the range of the values of tensors, with zero in it."""
+    # Channels of tensors are counted by the last axes.
+    # `never_negative`: of each, whether it holds nothing below zero, which is then its
+    # low end without looking; none is told of if this is empty.
     if form.symmetric and form.narrow_range:
         sizes = [_reduced(tf.reduce_max, tf.abs(x), form) for x in xs]
         size = _joined(sizes, tf.maximum)
@@ -117,26 +107,19 @@ def ends_of(
     return tf.minimum(low, high * (-1.0 / ratio)), tf.maximum(high, low * -ratio)
 
 
-_NEVER_NEGATIVE = frozenset(
-    ("Abs", "Exp", "Relu", "Relu6", "Sigmoid", "Softmax", "Softplus", "Square")
+_NEVER_NEGATIVE = types_in(
+    """
+    Abs Exp Relu Relu6 Sigmoid Softmax Softplus Square
+    """
 )
 _KEEP_SIGNS = FAKE_QUANT | {
-    "AvgPool",
-    "ExpandDims",
-    "Identity",
-    "MaxPool",
-    "Reshape",
-    "Squeeze",
-    "Transpose",
+    *["AvgPool", "ExpandDims", "Identity", "MaxPool", "Reshape", "Squeeze", "Transpose"]
 }
 """Zero is a value of every range, so rounding makes nothing negative of the rest."""
 
 
 def is_never_negative(tensor: Tensor) -> bool:
-    """Tell whether a tensor is known to hold nothing below zero.
-
-    Cost: linear in the ops that only move, pool or round its values.
-    """
+    """Tell whether a tensor is known to hold nothing below zero."""
     op = tensor.op
     while op.type in _KEEP_SIGNS:
         op = op.inputs[0].op
@@ -172,11 +155,10 @@ def _read(handle: Any) -> Tensor:
 
 
 def assign(handles: Pair, ends: Pair) -> Pair:
-    """Set the two variables of a range; return the ends, which wait for that.
-
-    No gradients go through them: what is learnt is not by descent, and a range that is
-    taken from a tensor would hand the gradients of its clipped values to its extremes.
-    """
+    """Set the two variables of a range; return the ends, which wait for that."""
+    # No gradients go through them: what is learnt is not by descent, and a range that
+    # is taken from a tensor would hand the gradients of its clipped values to its
+    # extremes.
     return _behind(ends, _written(handles, ends))
 
 
@@ -206,16 +188,7 @@ def moving_average(
     decay: float,
     never_negative: Sequence[bool] = (),
 ) -> tuple[Pair, Pair]:
-    """Move a range towards that of tensors; return it as it was, and as it is now.
-
-    Args:
-        xs: the tensors.
-        handles: the handles of the variables of the range.
-        learnt: the handle of the variable that tells how much of the range is learnt.
-        form: how the tensors are stored.
-        decay: how much of the range stays.
-        never_negative: see `ends_of`.
-    """
+    """Move a range towards that of tensors; return it as it was, and as it is now."""
     return moving_average_of(ends_of(xs, form, never_negative), handles, learnt, decay)
 
 
@@ -251,35 +224,20 @@ LEARNT = "learnt"
 
 
 class NewRange(NamedTuple):
-    """A range that needs variables.
-
-    Attributes:
-        name: its name, as in `<name>/min`.
-        shape: the shape of its ends.
-        ends: the range to start with.
-        averages: whether a moving average is learnt, which is counted.
-        device: that of the ops that read it, "" for none.
-    """
+    """A range that needs variables."""
 
     name: str
     shape: tuple[int, ...]
-    ends: Range
-    averages: bool = False
-    device: str = ""
+    ends: Range  # the range to start with
+    averages: bool = False  # whether a moving average is learnt, which is counted
+    device: str = ""  # that of the ops that read it, "" for none
 
 
 class RangeVariables:
-    """Makes the variables of ranges, or takes those that are given.
+    """Makes the variables of ranges, or takes those that are given."""
 
-    Args:
-        graph: the graph that reads them.
-        variable_by_name: variables by name.
-        collection: the collection of a v1 graph that they are put in, besides that of
-            all variables.
-
-    Attributes:
-        by_name: all variables that the ranges of the graph are in, by name.
-    """
+    # `collection`: the collection of a v1 graph that they are put in, besides that of
+    # all variables.
 
     def __init__(
         self, graph: Graph, variable_by_name: Mapping[str, Any], collection: str | None
@@ -287,6 +245,7 @@ class RangeVariables:
         self._graph = graph
         self._given = variable_by_name
         self._collection = collection
+        # All variables that the ranges of the graph are in, by name.
         self.by_name: dict[str, Any] = {}
 
     def check(self, name: str, shape: tuple[int, ...]) -> None:
@@ -364,11 +323,7 @@ def shape_of(group: RangeGroup) -> tuple[int, ...]:
 
 
 class KnownValues:
-    """The values of weights, as far as they can be told without running the graph.
-
-    Args:
-        graph: the graph.
-    """
+    """The values of weights, as far as they can be told without running the graph."""
 
     def __init__(self, graph: Graph) -> None:
         captures = getattr(graph, "captures", ())
@@ -377,7 +332,7 @@ class KnownValues:
         )
 
     def key(self, weights: Tensor) -> Hashable:
-        """Return what is equal for weights of one variable, or of equal constants."""
+        """Return a key of the variable or the constant that weights are."""
         source = source_of(weights)
         handle = self._outside.get(source)
         if handle is not None:
@@ -399,10 +354,9 @@ class KnownValues:
 
 
 def described(graph: Graph, groups: Sequence[RangeGroup]) -> dict[str, Hashable]:
-    """Return by name what ranges are for: that of graphs may be told from each other.
-
-    Ranges of weights are for a variable or for values, others for what makes a tensor.
-    """
+    """Return by name a key of each range, equal for equal ranges of two graphs."""
+    # Ranges of weights are for a variable or for values, others for what makes a
+    # tensor.
     known_values = KnownValues(graph)
     return {
         group.name: (

@@ -1,4 +1,4 @@
-"""The report of quantization: what became of each op, and why of the rest nothing."""
+"""The report of quantization: ops that are quantized, and others with the reason."""
 
 from __future__ import annotations
 

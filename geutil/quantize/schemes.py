@@ -1,7 +1,7 @@
 """Schemes: in how many bits weights and activations are stored, by the field's names.
 
 A scheme is named after its activations and its weights: "int16x8" has activations of 16
-bits and weights of 8. What TFLite has kernels for is measured in
+bits and weights of 8. The kernels that TFLite has are measured in
 `tests/quantize/test_int16_kernels.py` and `tests/quantize/test_kernels.py`.
 
 | scheme | weights | activations | computes in |
@@ -32,26 +32,17 @@ from geutil.errors import QuantizeError
 
 @dataclass(frozen=True)
 class Scheme:
-    """How a network is stored and computed.
-
-    Attributes:
-        name: its name.
-        weight_bits: bits of the weights of layers that are not in blocks.
-        activation_bits: bits of activations; None leaves them in float.
-        depthwise_bits: bits of the weights of depthwise convolutions.
-        at_run_time: whether TFLite rounds activations while it runs, in ranges that it
-            finds then.
-        is_float: whether nothing is stored in integers.
-        block: how many inputs of a product have a range together, in each channel; None
-            is all. Weights in blocks have 4 bits (`geutil.quantize.blocks`).
-    """
+    """How a network is stored and computed."""
 
     name: str
-    weight_bits: int = 8
-    activation_bits: int | None = 8
-    depthwise_bits: int = 8
+    weight_bits: int = 8  # bits of the weights of layers that are not in blocks
+    activation_bits: int | None = 8  # bits of activations; None leaves them in float
+    depthwise_bits: int = 8  # bits of the weights of depthwise convolutions
+    # True if TFLite rounds activations while it runs, in ranges that it finds then.
     at_run_time: bool = False
-    is_float: bool = False
+    is_float: bool = False  # whether nothing is stored in integers
+    # How many inputs of a product have a range together, in each channel; None is all.
+    # Weights in blocks have 4 bits (`geutil.quantize.blocks`).
     block: int | None = None
 
     @property
@@ -77,9 +68,6 @@ SCHEMES = {
 
 def scheme_named(name: str) -> Scheme:
     """Return a scheme.
-
-    Raises:
-        QuantizeError: there is none of that name.
 
     Example:
         >>> from geutil.quantize.schemes import scheme_named

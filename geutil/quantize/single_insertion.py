@@ -12,8 +12,8 @@ import tensorflow as tf
 from geutil.errors import QuantizeError
 from geutil.graph import types
 from geutil.graph.types import Graph, Operation, Tensor, require_op
-from geutil.quantize import guarding, plan_insertion
-from geutil.quantize.plan_insertion import Mode
+from geutil.quantize import insertion
+from geutil.quantize.insertion import Mode
 from geutil.quantize.planning.draft_points import Point, RangeGroup
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS
 from geutil.quantize.planning.network import Edge, quantized_value
@@ -136,10 +136,10 @@ def insert_quant_op(
     group = _range(
         init_min, init_max, moving_avg, ema_decay, Format(bits, False, narrow_range)
     )
-    mode = Mode(is_training, plan_insertion.checked_delay(quant_delay, is_training))
+    mode = Mode(is_training, insertion.checked_delay(quant_delay, is_training))
     graph: Graph = producer.graph
-    guarding.refuse_training_ops(graph)
-    guarding.refuse_mesh(graph)
+    insertion.refuse_training_ops(graph)
+    insertion.refuse_mesh(graph)
     quantized_tensor = quantized_value(producer.outputs[0])
     reason = _reason(producer, quantized_tensor, producer_scope)
     if reason:
@@ -154,7 +154,7 @@ def insert_quant_op(
     )
     if not readers_in_scope:
         return InsertReport(None, skipped=skipped)
-    with plan_insertion.undone_on_error(graph):
+    with insertion.undone_on_error(graph):
         group.name = types.unused_name(
             graph, f"{types.scope_finalize(context or '')}{name}"
         )
@@ -166,7 +166,7 @@ def insert_quant_op(
         )
         group.points.append(point)
         ranges = RangeVariables(graph, {}, vars_collection)
-        quantized_by_tensor = plan_insertion.insert(graph, [group], mode, ranges)
+        quantized_by_tensor = insertion.insert(graph, [group], mode, ranges)
     counter = counter_of(graph)
     return InsertReport(
         quantized_by_tensor[point.tensor],
@@ -181,7 +181,7 @@ def insert_quant_op(
 def _checked_ends(
     producer: Operation, consumers: Iterable[Operation]
 ) -> list[Operation]:
-    """Return the consumers; raise unless each reads what is quantized."""
+    """Return the consumers; raise unless each reads the quantized tensor."""
     require_op(producer)
     if not producer.outputs or producer.outputs[0].dtype.base_dtype != tf.float32:
         raise QuantizeError(

@@ -66,15 +66,6 @@ def with_zero(low: Any, high: Any) -> Range:
 def symmetric(low: Any, high: Any, bits: int, narrow_range: bool) -> Range:
     """Return the smallest range around a range whose zero point is in the middle.
 
-    A narrow range has low = -high. A wide one has one value more below zero than above:
-    high = -low * (2^(bits-1) - 1) / 2^(bits-1).
-
-    Args:
-        low: the smallest value, or an array of them, one for each channel.
-        high: the largest.
-        bits: the number of bits.
-        narrow_range: leave the lowest integer out.
-
     Example:
         >>> from geutil.quantize.spec import symmetric
         >>> [float(end) for end in symmetric(-0.5, 1.0, 8, narrow_range=True)]
@@ -82,6 +73,8 @@ def symmetric(low: Any, high: Any, bits: int, narrow_range: bool) -> Range:
         >>> [float(end) for end in symmetric(-1.0, 0.5, 8, narrow_range=False)]
         [-1.0, 0.9921875]
     """
+    # A narrow range has low = -high. A wide one has one value more below zero than
+    # above: high = -low * (2^(bits-1) - 1) / 2^(bits-1).
     ratio = symmetric_ratio(bits, narrow_range)
     low, high = with_zero(low, high)
     return Range(np.minimum(low, -high / ratio) + 0.0, np.maximum(high, -low * ratio))
@@ -95,14 +88,6 @@ def symmetric_ratio(bits: int, narrow_range: bool) -> float:
 def nudged(low: Any, high: Any, bits: int, narrow_range: bool = False) -> Range:
     """Return a range moved by less than a step, so that zero is one of its values.
 
-    FakeQuant ops do this themselves, in float32.
-
-    Args:
-        low: the smallest value, or an array of them, one for each channel.
-        high: the largest.
-        bits: the number of bits.
-        narrow_range: leave the lowest integer out.
-
     Example:
         >>> import numpy as np
         >>> from geutil.quantize.spec import nudged
@@ -110,6 +95,7 @@ def nudged(low: Any, high: Any, bits: int, narrow_range: bool = False) -> Range:
         >>> print(f"{low:.5f} {high:.5f}")
         -0.10039 6.29961
     """
+    # FakeQuant ops do this themselves, in float32.
     low, high = (np.asarray(v, np.float32) for v in with_zero(low, high))
     least = np.float32(narrow_range)
     most = np.float32(2**bits - 1)
@@ -152,7 +138,7 @@ class Spec:
     ema_decay: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse what FakeQuant ops do not take."""
+        """Refuse values that FakeQuant ops do not take."""
         for name in ("weight_bits", "activation_bits"):
             if getattr(self, name) is not None:
                 check_bits(getattr(self, name), name)
@@ -174,17 +160,9 @@ def check_decay(decay: float) -> None:
 def checked_ends(
     low: float, high: float, *, stays: bool = False
 ) -> tuple[float, float]:
-    """Return the range to start with.
-
-    Args:
-        low: its low end.
-        high: its high end.
-        stays: it is not learnt. Else it may be empty: before anything was learnt, all
-            values are quantized to zero.
-
-    Raises:
-        QuantizeError: it does not hold zero, or is empty and stays so.
-    """
+    """Return the range to start with."""
+    # `stays`: it is not learnt. Else it may be empty: before anything was learnt, all
+    # values are quantized to zero.
     if not low <= 0.0 <= high or (stays and low == high):
         more = ", and not both 0" if stays else ""
         raise QuantizeError(
@@ -200,21 +178,15 @@ def _is_range(ends: Sequence[float]) -> bool:
 
 @dataclass(frozen=True)
 class Format:
-    """How one tensor is stored.
-
-    Attributes:
-        bits: the number of bits.
-        symmetric: whether the range is symmetric about zero.
-        narrow_range: whether the lowest integer is left out.
-        axes: the axes that together count the channels that have a range each; none if
-            the whole tensor has one.
-        block: how many inputs of a channel have a range together; None is all.
-    """
+    """How one tensor is stored."""
 
     bits: int = 8
-    symmetric: bool = False
-    narrow_range: bool = False
+    symmetric: bool = False  # whether the range is symmetric about zero
+    narrow_range: bool = False  # whether the lowest integer is left out
+    # The axes that together count the channels that have a range each; none if the
+    # whole tensor has one.
     axes: tuple[int, ...] = ()
+    # How many inputs of a channel have a range together; None is all.
     block: int | None = None
 
     def __str__(self) -> str:
@@ -240,12 +212,7 @@ def activation_format(bits: int) -> Format:
 
 
 def fixed_range(ends: tuple[float, float], bits: int) -> tuple[float, float]:
-    """Return a range that kernels have built in, for a number of bits.
-
-    Args:
-        ends: that of 8 bits, which leaves out the one value that they cannot store.
-        bits: the bits.
-    """
+    """Return a range that kernels have built in, for a number of bits."""
     if bits != MOST_BITS:
         return ends
     largest = 2.0 ** np.ceil(np.log2(max(-ends[0], ends[1])))
@@ -259,12 +226,7 @@ Override = Spec | str
 
 @dataclass(frozen=True, eq=False)
 class QuantizeChoices:
-    """How ops are quantized; see `geutil.quantize.quantize`.
-
-    Raises:
-        QuantizeError: a number is out of range, or a name is not known.
-        ArgumentTypeError: an argument is of another type.
-    """
+    """How ops are quantized; see `geutil.quantize.quantize`."""
 
     weight_bits: int = 8
     activation_bits: int = 8
@@ -287,7 +249,7 @@ class QuantizeChoices:
     """Ops that were made to stand in for others, whose overrides are for them."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be done."""
+        """Refuse impossible choices."""
         check_bits(self.weight_bits, "weight_bits")
         check_bits(self.activation_bits, "activation_bits")
         check_decay(self.ema_decay)
@@ -318,27 +280,18 @@ class QuantizeChoices:
         return is_in_scope(op.name, self.scope)
 
     def matcher(self, ops: Iterable[Operation]) -> Overrides:
-        """Return what finds the override of an op.
-
-        Raises:
-            QuantizeError: an override is for none of `ops`.
-        """
+        """Return the overrides, matched to ops."""
         return Overrides(self, list(ops))
 
 
 class Overrides:
-    """The overrides of the ops of a graph.
-
-    Attributes:
-        specs: those that are no "skip": the name of each, what it asks for, and the ops
-            that it counts for; none where others came first.
-
-    Cost: linear in ops times regular expressions, once.
-    """
+    """The overrides of the ops of a graph."""
 
     def __init__(self, choices: QuantizeChoices, ops: list[Operation]) -> None:
         self._choices = choices
         self._found: dict[Operation, Override] = {}
+        # Those that are no "skip": the name of each, what it asks for, and the ops that
+        # it counts for; none where others came first.
         self.specs: list[tuple[str, Spec, list[Operation]]] = []
         # An op, and what overrides may call it.
         called = [(op, (op, choices.stands_for.get(op, op))) for op in ops]
@@ -367,11 +320,9 @@ class Overrides:
         return self._found.get(op) == SKIP
 
     def constant_spec(self, op: Operation) -> Spec:
-        """Return how the parameters of an op are quantized that is no layer.
-
-        They are few, and stored like the data that the op reads besides; unless an
-        override asks for fewer bits.
-        """
+        """Return how the parameters of an op are quantized that is no layer."""
+        # They are few, and stored like the data that the op reads besides; unless an
+        # override asks for fewer bits.
         spec, asked = self.spec([op]), self._special([op]).weight_bits
         like_data = max(spec.activation_bits or 0, _CONSTANT_BITS)
         bits = _first(asked, max(self._choices.weight_bits, like_data))
@@ -383,11 +334,7 @@ class Overrides:
         return replace(self.spec([op]), weight_bits=bits)
 
     def spec(self, ops: Iterable[Operation]) -> Spec:
-        """Return how a group of ops is quantized, with all choices filled in.
-
-        Raises:
-            QuantizeError: overrides for ops of the group contradict each other.
-        """
+        """Return how a group of ops is quantized, with all choices filled in."""
         ops = list(ops)
         special = self._special(ops)
         base = self._choices
@@ -401,7 +348,7 @@ class Overrides:
         )
 
     def _special(self, ops: list[Operation]) -> Spec:
-        """Return what overrides say of a group of ops, taken together."""
+        """Return the overrides of a group of ops as one Spec."""
         choice_by_field: dict[str, tuple[Operation, Any]] = {}
         for op in ops:
             spec = self._found.get(op)
@@ -417,7 +364,7 @@ class Overrides:
 
 
 def chosen(spec: Spec) -> list[tuple[str, Any]]:
-    """Return what a Spec asks for, by the names of its fields."""
+    """Return the set fields of a Spec: names and values."""
     values = {field.name: getattr(spec, field.name) for field in fields(spec)}
     if spec.range is not None:
         values["range"] = tuple(float(end) for end in spec.range)
@@ -429,11 +376,7 @@ def _first(special: Any, otherwise: Any) -> Any:
 
 
 def _ops_of_layer(key: Any, ops: list[Operation]) -> frozenset[Operation] | None:
-    """Return the ops of the layer that an override is for; None if it is for none.
-
-    Raises:
-        QuantizeError: several layers have the name, or the graph has not this layer.
-    """
+    """Return the ops of the layer that an override is for; None if it is for none."""
     if not ops or not names.is_name(key):
         return None
     try:

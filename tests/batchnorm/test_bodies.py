@@ -6,7 +6,8 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil import model
-from geutil.batchnorm import fold_batch_norms, folding
+from geutil.batchnorm import fold_batch_norms
+from geutil.batchnorm.fold import Places
 from geutil.bodies import function_bodies
 from geutil.errors import (
     FinalizedGraphError,
@@ -350,14 +351,14 @@ def test_a_failure_at_the_end_puts_calls_and_edges_back(function, monkeypatch):
     graph, results = imported(function)
     before = {n.name: n for n in graph.as_graph_def().node}
     expected = evaluate(graph, results.values(), {"x:0": X})
-    write_back = folding.Places.write_back
+    write_back = Places.write_back
 
     def fail(self, edited):
         write_back(self, edited)
         assert {n.name: n for n in graph.as_graph_def().node} != before
         raise RuntimeError("later")
 
-    monkeypatch.setattr(folding.Places, "write_back", fail)
+    monkeypatch.setattr(Places, "write_back", fail)
     with pytest.raises(RuntimeError, match="later"), ge.allow_stale(graph):
         fold_batch_norms(graph)
     after = {n.name: n for n in graph.as_graph_def().node}

@@ -6,7 +6,8 @@ import tensorflow as tf
 from tensorflow.python.framework import func_graph
 
 import geutil as ge
-from geutil.batchnorm import fold_batch_norms, folding
+from geutil.batchnorm import fold_batch_norms
+from geutil.batchnorm.fold import Places
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
 from tests.batchnorm.checking import needed
 from tests.settings import default_graph, edges, evaluate, in_each_setting, needs_eager
@@ -320,7 +321,7 @@ def test_a_failure_puts_the_results_back(monkeypatch):
     def fail(self, edited):
         raise RuntimeError("later")
 
-    monkeypatch.setattr(folding.Places, "write_back", fail)
+    monkeypatch.setattr(Places, "write_back", fail)
     with pytest.raises(RuntimeError, match="later"):
         fold_batch_norms(graph)
     assert all(a is b for a, b in zip(graph.outputs, old, strict=True))

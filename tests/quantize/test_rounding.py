@@ -14,7 +14,7 @@ from geutil.quantize import NotRounded, Rounded, compare_int8, quantize, to_tfli
 from geutil.quantize import calibrate as calibrated
 from geutil.quantize.calibration.ranges import find_sites
 from geutil.quantize.planning.network import Network
-from geutil.quantize.rounding import clipping, solvers
+from geutil.quantize.rounding import rounding, solvers
 from geutil.quantize.rounding.layer_rows import rows_of
 from geutil.quantize.rounding.solvers import Grid
 from geutil.quantize.rounding.stages import Stages
@@ -436,7 +436,7 @@ def test_octav_finds_where_its_model_of_the_error_is_least():
     target = targets_of(m)[0]
     weights = branch_weights()["left"]
     ends = target.site.read()
-    found = clipping.octav(target, ends, target.matrices(weights), np.zeros(()))
+    found = rounding.octav(target, ends, target.matrices(weights), np.zeros(()))
     for channel in range(4):
         size = np.abs(weights[..., channel].ravel().astype(np.float64))
 
@@ -460,7 +460,7 @@ def test_mse_takes_the_best_of_thirteen_ranges():
         importance = random.uniform(0.1, 3.0, matrices.shape[:2])
         hessian = np.stack([np.diag(row) for row in importance])
         ends = target.site.read()
-        found = clipping.mse(target, ends, matrices, hessian)
+        found = rounding.mse(target, ends, matrices, hessian)
         flat = weights.reshape(-1, np.size(ends.high))
         counted = target.simulated(
             np.broadcast_to(importance[:, :, None], matrices.shape)

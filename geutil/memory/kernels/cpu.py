@@ -22,7 +22,7 @@ from typing import NamedTuple
 import tensorflow as tf
 
 from geutil.graph.fetched_subgraph import uses_onednn
-from geutil.graph.op_types import FORWARDING, MERGES, SWITCHES
+from geutil.graph.op_types import FORWARDING, MERGES, SWITCHES, types_in
 from geutil.graph.types import Operation, Tensor, dims_of
 from geutil.memory.sizes import bytes_of_shape, dtype_bytes
 
@@ -31,11 +31,6 @@ Pairs = Sequence[tuple[int, int]]
 DimsOf = Callable[[Tensor], Sequence[int | None] | None]
 Rule = Callable[[Operation, DimsOf], int]
 """The bytes of a kernel, by the shapes of tensors; unknown dimensions count nothing."""
-
-
-def types_in(names: str) -> frozenset[str]:
-    """Return the types of ops that a text names."""
-    return frozenset(names.split())
 
 
 _FIRST: Pairs = ((0, 0),)

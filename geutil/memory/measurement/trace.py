@@ -24,6 +24,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil.graph.op_types import types_in
 from geutil.memory import program
 from geutil.memory.kernels import cpu
 from geutil.memory.timeline import TRACE, LiveTensor, Moment, Timeline
@@ -146,7 +147,7 @@ _RELEASE, _START, _ALLOCATION, _RELEASE_AT_ONCE = range(4)
 _GPU_ALLOCATOR = re.compile(r"gpu_(async_)?0", re.IGNORECASE)
 _STREAM = "/stream:"
 # Ops that hand over tensors that are there, and ops of the runtime around the graph.
-_NO_WORK = cpu.types_in(
+_NO_WORK = types_in(
     "Const Placeholder VarHandleOp _Arg _HostRecv _HostSend _Recv _Retval _Send"
 )
 

@@ -1,4 +1,4 @@
-"""The search for the bits of layers: from a prediction to what is measured.
+"""The search for the bits of layers: predicted, measured, refined.
 
 The noise that layers add is taken for additive, and the knapsack solved exactly. Around
 its choice the noise is measured anew, layer by layer, which tells how they work
@@ -8,14 +8,14 @@ better by it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.errors import ArgumentTypeError, MissingExtraError, QuantizeError
 from geutil.graph.types import is_func_graph, type_name
-from geutil.quantize.bits.knapsack import Table, least_noise, least_size
 from geutil.quantize.bits.plan import (
     BitOption,
     BitPlan,
@@ -24,20 +24,126 @@ from geutil.quantize.bits.plan import (
     decibels,
     overrides_of,
 )
-from geutil.quantize.bits.sensitivity import (
+from geutil.quantize.bits.weights import (
+    BYTE,
     Bits,
     Outputs,
     Sample,
     SwitchedNetwork,
+    find_weights,
     measured_options,
     outputs_of,
 )
-from geutil.quantize.bits.weights import BYTE, find_weights
 from geutil.quantize.calibration.calibrating import batches as batches_of
 from geutil.quantize.calibration.calibrating import calibrate
 from geutil.quantize.calibration.ranges import live_simulations
 from geutil.quantize.quantizing import quantize
 from geutil.quantize.schemes import scheme_named
+
+Table = Sequence[Sequence[float]]
+"""A number for each option of each item."""
+Sizes = Sequence[Sequence[int]]
+
+_PRECISION = 1e-9
+"""Of the solver's constraints: below one unit of any size that there is."""
+
+
+def least_noise(sizes: Sizes, noises: Table, budget: int) -> list[int] | None:
+    """Return the choice of least noise within a budget.
+
+    Example:
+        >>> from geutil.quantize.bits.bit_search import least_noise
+        >>> sizes, noises = [[4, 8], [2, 4]], [[3.0, 1.0], [9.0, 1.0]]
+        >>> least_noise(sizes, noises, 9), least_noise(sizes, noises, 5)
+        ([0, 1], None)
+    """
+    # Returns for each item the index of an option; None if no choice fits.
+    if sum(min(options) for options in sizes) > budget:
+        return None
+    # Whole units, as few as can be: so the solver's rounding is below one of them.
+    unit = math.gcd(*(size for options in sizes for size in options)) or 1
+    units = [[size // unit for size in options] for options in sizes]
+    room = budget // unit
+    scale = _largest(noises)
+    scaled = [[noise / scale for noise in options] for options in noises]
+    # The solver's fit may be over by its precision, if sizes are huge.
+    most = room
+    while True:
+        chosen = _solved(scaled, units, most)
+        if chosen is None or _sum(units, chosen) <= room:
+            return chosen
+        most -= 1
+
+
+def least_size(sizes: Sizes, noises: Table, limit: float) -> list[int] | None:
+    """Return the choice of least size whose noise keeps a limit.
+
+    Example:
+        >>> from geutil.quantize.bits.bit_search import least_size
+        >>> least_size([[4, 8], [2, 4]], [[3.0, 1.0], [9.0, 1.0]], limit=5.0)
+        [0, 1]
+    """
+    # Of several that are as small, one of the least noise.
+    # Returns for each item the index of an option; None if no choice keeps the limit.
+    if sum(min(options) for options in noises) > limit:
+        return None
+    scale = max(_largest(noises), abs(limit)) or 1.0
+    scaled = [[noise / scale for noise in options] for options in noises]
+    largest = _largest(sizes)
+    shares = [[size / largest for size in options] for options in sizes]
+    chosen = _solved(shares, scaled, limit / scale)
+    if chosen is None:
+        return None
+    quietest = least_noise(sizes, noises, int(_sum(sizes, chosen)))
+    return chosen if quietest is None else quietest
+
+
+def _solved(costs: Table, weights: Table, limit: float) -> list[int] | None:
+    """Return the choice of least cost whose weights sum up to a limit at most."""
+    solver = _new_solver()
+    taken = [[solver.BoolVar("") for _ in options] for options in costs]
+    for options in taken:
+        solver.Add(sum(options) == 1)
+    solver.Add(_weighted(taken, weights) <= limit)
+    solver.Minimize(_weighted(taken, costs))
+    if solver.Solve() != solver.OPTIMAL:
+        return None
+    return [
+        int(np.argmax([variable.solution_value() for variable in options]))
+        for options in taken
+    ]
+
+
+def _weighted(taken: Sequence[Sequence[Any]], numbers: Table) -> Any:
+    return sum(
+        variable * number
+        for options, row in zip(taken, numbers, strict=True)
+        for variable, number in zip(options, row, strict=True)
+    )
+
+
+def _sum(table: Table, chosen: Sequence[int]) -> float:
+    return sum(row[index] for row, index in zip(table, chosen, strict=True))
+
+
+def _largest(table: Table) -> float:
+    return max((abs(number) for row in table for number in row), default=0.0) or 1.0
+
+
+def _new_solver() -> Any:
+    try:
+        from ortools.linear_solver import pywraplp
+    except ImportError as error:
+        raise MissingExtraError(
+            "bits are chosen by OR-Tools, which is not installed; run: "
+            "pip install 'geutil[plan]'"
+        ) from error
+    solver = pywraplp.Solver.CreateSolver("SCIP")
+    solver.SetSolverSpecificParametersAsString(
+        f"numerics/feastol = {_PRECISION}\nlimits/gap = 0"
+    )
+    return solver
+
 
 Metric = Callable[[Mapping[str, Any], int], float]
 """Rates the outputs of a batch, given its place in the data; higher is better."""
@@ -53,24 +159,7 @@ _MORE = 0.99
 
 
 class FloatNetwork:
-    """A float model, and the data that bits are chosen by.
-
-    Args:
-        model: the model, which is not changed.
-        data: the data.
-        scheme: how it is to be quantized.
-        method: how ranges of activations are calibrated.
-
-    Attributes:
-        scheme: the scheme.
-        samples: the batches.
-        method: the method of calibration, the one that was found best by now; "" if
-            activations have no ranges.
-
-    Raises:
-        ArgumentTypeError: it is no model, or data of another type.
-        QuantizeError: it is quantized, or the data does not fit.
-    """
+    """A float model, and the data that bits are chosen by."""
 
     def __init__(self, model: Any, data: Any, scheme: str, method: str) -> None:
         graph = getattr(model, "graph", None)
@@ -93,6 +182,8 @@ class FloatNetwork:
             for sample in batches_of(data, model.inputs)
         ]
         self._weights_only = scheme_named(scheme).weights_only
+        # The method of calibration, the one that was found best by now; "" if
+        # activations have no ranges.
         self.method = "" if self._weights_only else method
 
     def assembled(self, overrides: Mapping[str, Any]) -> tuple[Any, Any]:
@@ -103,7 +194,7 @@ class FloatNetwork:
         )
         if not self._weights_only:
             ranges = calibrate(copy, self.samples, self.method, progress=False)
-            # What was found best is kept, so that the bits alone differ.
+            # The best method is kept, so that the bits alone differ.
             self.method = ranges.method
         return copy, report
 
@@ -118,28 +209,14 @@ class FloatNetwork:
 
 
 class _Assembled(NamedTuple):
-    """What a network gives that `quantize` made."""
+    """The outputs and noise of a network that `quantize` made."""
 
     outputs: list[Outputs]
     noise: float
 
 
 class BitSearch:
-    """The search for the bits of the layers of a network.
-
-    Args:
-        subject: the network.
-        bits: what a layer may have, fewest first.
-        batches: how many batches noise is measured on at most.
-
-    Attributes:
-        int8_size: the bytes of all weights in 8 bits.
-
-    Raises:
-        QuantizeError: no layer can be quantized.
-
-    Cost: for each layer, number of bits and batch two runs of the network.
-    """
+    """The search for the bits of the layers of a network."""
 
     def __init__(
         self, subject: FloatNetwork, bits: tuple[int, ...], batches: int
@@ -162,6 +239,7 @@ class BitSearch:
         self._options = measured_options(self._network, bits, scheme, self._count)
         self._usable = [_usable(row) for row in self._options]
         self._sizes = [[option.size for option in row] for row in self._usable]
+        # The bytes of all weights in 8 bits.
         self.int8_size = sum(la.stored_bytes(BYTE, scheme) for la in self._layers)
         self._int8_noise = self._noise((BYTE,) * len(self._layers))
         self._added = [
@@ -170,13 +248,7 @@ class BitSearch:
         ]
 
     def within_size(self, most: int) -> Bits:
-        """Return the bits of least noise whose weights take so many bytes at most.
-
-        Raises:
-            QuantizeError: none do.
-
-        Cost: for each round, layer, number of bits and batch a run of the network.
-        """
+        """Return the bits of least noise whose weights take so many bytes at most."""
         chosen = least_noise(self._sizes, self._added, most)
         if chosen is None:
             least = sum(map(min, self._sizes))
@@ -199,13 +271,7 @@ class BitSearch:
         return bits
 
     def within_noise(self, wanted: float) -> Bits:
-        """Return the smallest bits that are found to reach a signal to noise, in dB.
-
-        Raises:
-            QuantizeError: none do.
-
-        Cost: that of `within_size`, twice, and for each try a calibrated copy.
-        """
+        """Return the smallest bits that are found to reach a signal to noise, in dB."""
         limit = 10.0 ** (-wanted / 10.0)
         quietest = self._quietest()
         target, bits = limit, quietest
@@ -248,18 +314,7 @@ class BitSearch:
         return bits
 
     def within_accuracy(self, metric: Metric, loss: float) -> Bits:
-        """Return the smallest bits that are found to keep a metric.
-
-        Args:
-            metric: rates the outputs of a batch.
-            loss: by how much its mean may be below that in float.
-
-        Raises:
-            QuantizeError: none do.
-
-        Cost: some twenty runs of the network for all batches, and up to eight times
-            that of `within_size`.
-        """
+        """Return the smallest bits that are found to keep a metric."""
         in_float = self._subject.score(self._network.exact, metric)
 
         def score(bits: Bits) -> float:
@@ -283,7 +338,7 @@ class BitSearch:
                     high = min(self._size(bits), middle)
                 else:
                     low = middle
-        # What counts is the network in the end, not the one whose bits are switched.
+        # The assembled network counts, not the one whose bits are switched.
         for bits in candidates:
             kept = self._subject.score(self.assembled(bits).outputs, metric)
             if kept >= in_float - loss:
@@ -310,10 +365,7 @@ class BitSearch:
         return self.within_size(sum(map(max, self._sizes)))
 
     def assembled(self, bits: Bits) -> _Assembled:
-        """Return what the network gives that `quantize` makes with these bits.
-
-        Cost: a calibrated copy, and a run for each batch.
-        """
+        """Return the outputs and noise of the network that `quantize` makes."""
         if bits not in self._assembled_by_bits:
             by_op = {
                 op: each
@@ -329,13 +381,7 @@ class BitSearch:
     def plan(
         self, bits: Bits, budget: str, accuracy: tuple[Metric, float] | None
     ) -> BitPlan:
-        """Return a choice as a plan, measured on the assembled network.
-
-        Args:
-            bits: the choice.
-            budget: what was asked for, in words.
-            accuracy: the metric, if one was.
-        """
+        """Return a choice as a plan, measured on the assembled network."""
         assembled = self.assembled(bits)
         scores = None
         if accuracy is not None:
@@ -400,14 +446,14 @@ class BitSearch:
         return self._noise_by_bits[bits]
 
     def _predicted(self, bits: Bits) -> float:
-        """Return the noise of a choice, as the sum of what each layer adds."""
+        """Return the noise of a choice as the sum of its layers' noise."""
         added = [
             option.together - self._int8_noise for option in self._options_of(bits)
         ]
         return max(self._int8_noise + sum(added), 0.0)
 
     def _around(self, bits: Bits) -> Table:
-        """Return what each option adds to a choice, all other layers as they are."""
+        """Return the noise that each option adds to a choice of the others."""
         here = self._noise(bits)
         return [
             [
@@ -419,10 +465,9 @@ class BitSearch:
 
 
 def _usable(options: Sequence[BitOption]) -> list[BitOption]:
-    """Return the options that save something, each against the next one.
-
-    That fewer bits were less noisy on some data, as it happens, is no reason for them.
-    """
+    """Return the options that save something, each against the next one."""
+    # That fewer bits were less noisy on some data, as it happens, is no reason for
+    # them.
     return [
         option
         for option, more in zip(options, (*options[1:], None), strict=True)

@@ -112,7 +112,7 @@ def choose_bits(
 
 @dataclass(frozen=True)
 class _Budget:
-    """What is asked for; one of its parts."""
+    """The budget; one of its parts is set."""
 
     size: int | float | None
     noise: float | None
@@ -120,12 +120,7 @@ class _Budget:
 
     @classmethod
     def checked(cls, size: Any, noise: Any, accuracy: Any) -> _Budget:
-        """Return what is asked for.
-
-        Raises:
-            QuantizeError: it is not one budget, or one that nothing could meet.
-            ArgumentTypeError: it is of another type.
-        """
+        """Return the checked budget."""
         if sum(given is not None for given in (size, noise, accuracy)) != 1:
             raise QuantizeError(
                 "bits are chosen under one budget; pass one of size=, noise= and "

@@ -22,9 +22,6 @@ _KIND, _VERSION = "geutil.quantize.BitPlan", 1
 def decibels(noise: float) -> float:
     """Return signal to noise in dB; infinity without noise.
 
-    Args:
-        noise: as a share of the signal.
-
     Example:
         >>> from geutil.quantize.bits.plan import decibels
         >>> decibels(0.01), decibels(0.0)
@@ -238,7 +235,7 @@ class BitPlan(Shown):
 
 
 def _read(content: Mapping[str, Any]) -> BitPlan:
-    """Return a plan from what JSON holds."""
+    """Return a plan from JSON."""
     layers = tuple(
         LayerBits(
             **{

@@ -1,13 +1,13 @@
 """The weights whose bits can be chosen, rounded as in a file, and their bytes there.
 
-What a file stores of a weight depends on the scheme and on the kernel that reads it:
+The bits of a weight in a file depend on the scheme and on the kernel that reads it:
 
-- "int8" has bytes, and 4 bits for what CONV_2D and FULLY_CONNECTED read on levels from
+- "int8" has bytes, and 4 bits for weights of CONV_2D and FULLY_CONNECTED on levels from
   -7 to 7 (see `geutil.quantize.tflite.stored_weights`), but for convolutions by groups.
   No kernel reads integers of more than 8 bits;
 - "weight_only_int8" has 4 bits, bytes, and 16 bits, whatever reads them.
 
-What several ops read is stored once.
+Weights that several ops read are stored once.
 
 Counted are the weights themselves. Steps and biases are besides, whatever the bits.
 """
@@ -23,8 +23,10 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
-from geutil.quantize.calibration.ranges import unquantized
-from geutil.quantize.partial_copy import values_of
+from geutil.quantize.bits.plan import BitOption
+from geutil.quantize.calibration.ranges import Probe, frozen, range_values, unquantized
+from geutil.quantize.calibration.trials import noise_share
+from geutil.quantize.partial_copy import Replace, values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, PRODUCTS
 from geutil.quantize.planning.network import BODIES, format_of
 from geutil.quantize.range_variables import fake_quant, range_of
@@ -47,12 +49,7 @@ _PACKED = PRODUCTS | {"Conv2D"}
 
 
 def checked_bits(bits: Any, scheme: str) -> tuple[int, ...]:
-    """Return the bits that layers may have, fewest first.
-
-    Raises:
-        ArgumentTypeError: they are no numbers.
-        QuantizeError: a file of the scheme cannot store some, or there are none.
-    """
+    """Return the bits that layers may have, fewest first."""
     if scheme not in CHOICES:
         raise QuantizeError(
             f"bits are chosen for files of the schemes {' and '.join(CHOICES)}, not of "
@@ -83,19 +80,13 @@ def checked_bits(bits: Any, scheme: str) -> tuple[int, ...]:
 
 @dataclass(frozen=True, eq=False)
 class ReadWeights:
-    """The weights that one or more ops read.
+    """The weights that one or more ops read."""
 
-    Attributes:
-        tensor: what they read, in the quantized graph.
-        value: its values, not quantized.
-        layers: the ops as layers.
-        by_channel: whether `quantize` may give each channel a range: not if others read
-            the same variable along other axes, with which it shares one.
-    """
-
-    tensor: Tensor
-    value: Array
+    tensor: Tensor  # what they read, in the quantized graph
+    value: Array  # its values, not quantized
     layers: tuple[Layer, ...]
+    # True if `quantize` may give each channel a range: not if others read the same
+    # variable along other axes, with which it shares one.
     by_channel: bool
 
     def form(self, bits: int) -> Format:
@@ -117,12 +108,7 @@ class ReadWeights:
         return all(map(_is_packed, self.layers))
 
     def stored_bytes(self, bits: int, is_packed: bool) -> int:
-        """Return the bytes that a file has of them.
-
-        Args:
-            bits: their bits.
-            is_packed: whether it stores 4 bits in half a byte.
-        """
+        """Return the bytes that a file has of them."""
         count = int(self.value.size)
         # Weights that are all zero have few levels in any number of bits.
         is_small = bits <= _HALF_BYTE or (bits <= BYTE and not self.value.any())
@@ -146,16 +132,11 @@ def _is_packed(layer: Layer) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class WeightLayer:
-    """Ops that read the same variable or constant: their weights have equal bits.
-
-    Attributes:
-        ops: their names.
-        op_type: the type of the first one.
-        kernels: what they read: one for each place where it is quantized.
-    """
+    """Ops that read the same variable or constant: their weights have equal bits."""
 
     ops: tuple[str, ...]
     op_type: str
+    # One for each place where the weights are quantized.
     kernels: tuple[ReadWeights, ...]
 
     @property
@@ -182,19 +163,10 @@ class WeightLayer:
 def find_weights(
     model: Any, report: QuantizeReport
 ) -> tuple[list[WeightLayer], list[tuple[str, str]]]:
-    """Return the layers of a quantized model, and those that were left in float.
-
-    Args:
-        model: a `geutil.model.Model` that was quantized.
-        report: what `quantize` returned for it.
-
-    Returns:
-        The layers whose weights are quantized, in the order of the graph; and the
-        names of the others with the reasons, and of ops that run bodies, which may hold
-        some.
-
-    Cost: linear in the ops; one run of what weights depend on.
-    """
+    """Return the layers of a quantized model, and those that were left in float."""
+    # Returns the layers whose weights are quantized, in the order of the graph; and the
+    # names of the others with the reasons, and of ops that run bodies, which may hold
+    # some.
     graph = model.graph
     origins = Origins(graph)
     by_name = {op.name: op for op in graph.get_operations() if op.type in LAYERS}
@@ -222,13 +194,7 @@ def find_weights(
 def _kernels(
     ops: Sequence[Operation], origins: Origins, one_range: set[str]
 ) -> list[ReadWeights]:
-    """Return what ops read as weights, each tensor once.
-
-    Args:
-        ops: the ops.
-        origins: the origins of tensors.
-        one_range: the names of ops whose weights have one range for all channels.
-    """
+    """Return the weights of ops, each tensor once."""
     layers = [layer for op in ops if (layer := layer_of(op, origins)) is not None]
     readers = _grouped((layer.kernel, layer) for layer in layers)
     values = values_of([tensor for tensor, _ in readers], unquantized)
@@ -239,7 +205,7 @@ def _kernels(
 
 
 def _grouped(pairs: Iterable[tuple[Tensor, T]]) -> list[tuple[Tensor, list[T]]]:
-    """Return what belongs to the same tensor together, in order."""
+    """Group elements by their tensors, in order."""
     groups: MutableIdentityMap[list[T]] = MutableIdentityMap()
     for tensor, element in pairs:
         if tensor not in groups:
@@ -267,3 +233,154 @@ def values_by_bits(layer: WeightLayer, bits: Sequence[int]) -> Mapping[int, list
         each: [kernel.rounded(each) for kernel in layer.kernels] for each in bits
     }
     return {each: [tf.constant(v) for v in values] for each, values in rounded.items()}
+
+
+Sample = Mapping[str, Any]
+Outputs = dict[str, Array]
+Bits = tuple[int, ...]
+"""The bits of each layer; 0 leaves its weights in float."""
+
+
+class Noise:
+    """Tells how far outputs are from those in float."""
+
+    def __init__(self, exact: Sequence[Outputs]) -> None:
+        names = list(exact[0])
+        joined = {n: np.concatenate([o[n].ravel() for o in exact]) for n in names}
+        self._exact = {
+            name: values
+            for name, values in joined.items()
+            if np.issubdtype(values.dtype, np.floating) and _varies(values)
+        }
+        if not self._exact:
+            raise QuantizeError(
+                "no output of the model is a float that varies over the data, so that "
+                "there is no signal to tell noise from; pass other data"
+            )
+
+    def of(self, found: Sequence[Outputs]) -> float:
+        """Return the noise of outputs, as a share of the signal."""
+        shares = [
+            noise_share(values, np.concatenate([o[name].ravel() for o in found]))
+            for name, values in self._exact.items()
+        ]
+        share = float(np.mean(shares))
+        if not np.isfinite(share):
+            raise QuantizeError(
+                "the outputs are not finite with weights of these bits; leave the op "
+                "that makes infinities or NaN of rounded values float"
+            )
+        return share
+
+
+class SwitchedNetwork:
+    """A quantized network whose weights can be given other bits."""
+
+    def __init__(
+        self,
+        model: Any,
+        layers: Sequence[WeightLayer],
+        bits: Sequence[int],
+        samples: Sequence[Sample],
+    ) -> None:
+        self.layers = list(layers)
+        self._samples = list(samples)
+        self._values = [values_by_bits(layer, [*bits, BYTE]) for layer in layers]
+        kernels = [kernel.tensor for layer in layers for kernel in layer.kernels]
+        self._feeds = _names_besides(model.inputs, len(kernels))
+        # A copy takes any tensor as an input, and nothing that is behind it.
+        inputs = {**model.inputs, **dict(zip(self._feeds, kernels, strict=True))}
+        self._names = list(model.outputs)
+        self._in_float = _probe(model, inputs, unquantized)
+        self._quantized = _probe(model, inputs, frozen(range_values(model.graph)))
+        # The outputs in float, batch by batch.
+        self.exact = self._run(self._in_float, (0,) * len(layers), len(samples))
+        self._noise_by_count: dict[int, Noise] = {}
+
+    def outputs(self, bits: Bits, count: int | None = None) -> list[Outputs]:
+        """Return the outputs of the quantized network for the first batches."""
+        return self._run(self._quantized, bits, count or len(self._samples))
+
+    def noise(self, bits: Bits, count: int) -> float:
+        """Return the noise of the quantized network in the first batches."""
+        return self.noise_of(self.outputs(bits, count))
+
+    def noise_alone(self, bits: Bits, count: int) -> float:
+        """Return the noise that weights make by themselves, activations in float."""
+        return self.noise_of(self._run(self._in_float, bits, count))
+
+    def noise_of(self, outputs: Sequence[Outputs]) -> float:
+        """Return the noise of outputs for the first batches."""
+        count = len(outputs)
+        if count not in self._noise_by_count:
+            self._noise_by_count[count] = Noise(self.exact[:count])
+        return self._noise_by_count[count].of(outputs)
+
+    def _run(self, probe: Probe, bits: Bits, count: int) -> list[Outputs]:
+        values = [
+            tensor
+            for by_bits, each in zip(self._values, bits, strict=True)
+            for tensor in by_bits[each]
+        ]
+        fed = dict(zip(self._feeds, values, strict=True))
+        return [
+            _outputs(probe, {**sample, **fed}, self._names)
+            for sample in self._samples[:count]
+        ]
+
+
+def outputs_of(model: Any, samples: Sequence[Sample]) -> list[Outputs]:
+    """Return the outputs of a quantized model as it is, batch by batch."""
+    probe = _probe(model, model.inputs, frozen(range_values(model.graph)))
+    return [_outputs(probe, sample, list(model.outputs)) for sample in samples]
+
+
+def measured_options(
+    network: SwitchedNetwork, bits: Sequence[int], scheme: str, count: int
+) -> list[tuple[BitOption, ...]]:
+    """Return the bytes and the noise of each layer's options."""
+    # Alone: all else in float. Together: all else quantized, in 8 bits.
+    eight = (BYTE,) * len(network.layers)
+    in_float = (0,) * len(network.layers)
+    base = network.noise(eight, count)
+    rows = []
+    for index, layer in enumerate(network.layers):
+        options = []
+        for each in bits:
+            alone = network.noise_alone(_with(in_float, index, each), count)
+            together = (
+                base
+                if each == BYTE
+                else network.noise(_with(eight, index, each), count)
+            )
+            size = layer.stored_bytes(each, scheme)
+            options.append(BitOption(each, size, alone, together))
+        rows.append(tuple(options))
+    return rows
+
+
+def _varies(values: Array) -> bool:
+    finite = values[np.isfinite(values)]
+    return bool(finite.size and finite.std() > 0)
+
+
+def _with(bits: Bits, index: int, each: int) -> Bits:
+    return (*bits[:index], each, *bits[index + 1 :])
+
+
+def _probe(model: Any, inputs: Mapping[str, Tensor], replace: Replace) -> Probe:
+    outputs = list(model.outputs.values())
+    return Probe(model.graph, inputs, {}, lambda *_: {}, replace, outputs)
+
+
+def _outputs(probe: Probe, sample: Sample, names: Sequence[str]) -> Outputs:
+    found = probe.run(sample)[""]
+    return {name: found[str(index)] for index, name in enumerate(names)}
+
+
+def _names_besides(names: Mapping[str, Tensor], count: int) -> list[str]:
+    """Return names of inputs that no input has yet."""
+    prefix = "weights"
+    while any(name.startswith(prefix) for name in names):
+        prefix += "_"
+    return [f"{prefix}{index}" for index in range(count)]

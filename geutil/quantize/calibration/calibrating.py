@@ -36,18 +36,7 @@ Sample = dict[str, Any]
 def batches(
     dataset: Any, inputs: Mapping[str, Tensor], seen: data.InputsSeen | None = None
 ) -> Iterator[Sample]:
-    """Yield the batches of a dataset as tensors by the name of the input.
-
-    Args:
-        dataset: the data; see `geutil.select.networks.data.batches`.
-        inputs: the inputs of the model by name.
-        seen: takes in the values that are given.
-
-    Raises:
-        ArgumentTypeError: the dataset is nothing that can be taken for batches.
-        QuantizeError: a batch lacks an input, has one too many, or does not fit; or
-            there are no batches.
-    """
+    """Yield the batches of a dataset as tensors by the name of the input."""
     for index, batch in enumerate(data.batches(dataset, inputs, QuantizeError)):
         if seen is not None:
             for name, t in inputs.items():
@@ -367,14 +356,7 @@ def _sites(model: Any) -> list[RangeSite]:
 
 
 def set_ranges_of_weights(graph: Graph, variables: Mapping[str, Any]) -> None:
-    """Let the weights of a quantized FuncGraph have the ranges of their values.
-
-    Args:
-        graph: the graph.
-        variables: its variables by name.
-
-    Cost: linear in ops and edges; one run of what weights depend on.
-    """
+    """Let the weights of a quantized FuncGraph have the ranges of their values."""
     weights = [site for site in find_sites(graph, variables) if site.is_weights]
     range_by_name = _ranges_of_weights(weights, FAR)
     for site in weights:

@@ -32,13 +32,7 @@ from geutil.quantize.spec import MOST_BITS, Range, activation_format, symmetric
 
 
 class Finiteness:
-    """Finds the op that first makes values which are not finite.
-
-    Args:
-        model: a quantized model.
-
-    Cost: one copy of the graph, when it is first asked.
-    """
+    """Finds the op that first makes values which are not finite."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -61,13 +55,7 @@ class Finiteness:
         return Probe(self._model.graph, self._model.inputs, groups, _look)
 
     def culprit(self, sample: Mapping[str, Any]) -> Operation | None:
-        """Return the first op that makes infinities or NaN, other than by a mask.
-
-        Args:
-            sample: the inputs by name.
-
-        Cost: one run that looks at every tensor.
-        """
+        """Return the first op that makes infinities or NaN, other than by a mask."""
         measurements = self._probe.run(sample)
         masking: set[Operation] = set()
         for op in self._looked_at:
@@ -110,18 +98,10 @@ def _look(name: str, tensors: Sequence[Tensor]) -> dict[str, Tensor]:
 def measured(
     bins: int, tensors: Sequence[Tensor], lowest: float = -float("inf")
 ) -> dict[str, Tensor]:
-    """Measure tensors that share a range, by their finite values.
-
-    Args:
-        bins: the number of bins of a histogram; 0 makes none.
-        tensors: the tensors.
-        lowest: what is no higher is left out as infinities are.
-
-    Returns:
-        `low` and `high`, with zero in between; whether all is `finite`; whether there
-        is anything `below`, a negative infinity at least; and of a histogram the
-        `counts`, with `zeros` counted apart.
-    """
+    """Measure tensors that share a range, by their finite values."""
+    # Returns `low` and `high`, with zero in between; whether all is `finite`; whether
+    # there is anything `below`, a negative infinity at least; and of a histogram the
+    # `counts`, with `zeros` counted apart.
     flat = [tf.reshape(t, [-1]) for t in tensors]
     values = flat[0] if len(flat) == 1 else tf.concat(flat, 0)
     statistics: dict[str, Tensor] = _statistics(bins)(values, lowest)
@@ -130,10 +110,8 @@ def measured(
 
 @cache
 def _statistics(bins: int) -> Any:
-    """Return the function that measures values.
-
-    A graph calls it for each range: to make its ops each time takes 10 ms.
-    """
+    """Return the function that measures values."""
+    # A graph calls it for each range: to make its ops each time takes 10 ms.
 
     def compute(values: Tensor, lowest: Tensor) -> dict[str, Tensor]:
         is_finite = tf.math.is_finite(values)
@@ -181,20 +159,9 @@ _SOFTMAXES = frozenset(("LogSoftmax", "Softmax"))
 
 
 class Collection:
-    """What methods learn of the activations of a model, batch by batch.
+    """The statistics of a model's activations, batch by batch."""
 
-    Args:
-        model: a quantized model.
-        sites: its ranges of activations.
-        method: how to choose ranges.
-        settings: the numbers of the methods.
-        progress: whether choosing shows how far it is; None shows what takes long.
-
-    Attributes:
-        count: how many batches there were.
-
-    Cost: one copy of the graph.
-    """
+    # `progress`: whether choosing shows how far it is; None shows what takes long.
 
     def __init__(
         self,
@@ -237,13 +204,7 @@ class Collection:
         }
 
     def add(self, sample: Mapping[str, Any]) -> None:
-        """Run the network on a batch.
-
-        Raises:
-            QuantizeError: what it computes is not finite, other than by a mask.
-
-        Cost: one run; where results are not finite, another one.
-        """
+        """Run the network on a batch."""
         measurements = self._probe.run(sample)
         results = list(measurements.get("", {}).values())
         self._check_finite(sample, measurements, results)
@@ -262,11 +223,7 @@ class Collection:
         self.count += 1
 
     def tried(self) -> dict[str, Ranges]:
-        """Return by method the ends of each range by name.
-
-        Raises:
-            QuantizeError: a branch was not taken for any batch.
-        """
+        """Return by method the ends of each range by name."""
         if self._unseen:
             op = next(iter(self._unseen.values())).ops[0]
             raise QuantizeError(
@@ -302,7 +259,7 @@ class Collection:
     def _ends(self, site: RangeSite, observer: Observer) -> Range:
         low, high = observer.ends(site.form.bits)
         if site.name in self._masked and _feeds_softmax(site):
-            # What a mask leaves out has to stay left out.
+            # A masked value has to stay left out.
             low -= FAR
         # TFLite would divide by the width of a range.
         ends = _OF_ZEROS if low == high else Range(low, high)
@@ -336,12 +293,8 @@ def _is_finite(value: Array) -> bool:
 
 
 def _is_masked(site: RangeSite, model: Any) -> bool:
-    """Tell whether only softmaxes read what is quantized, handed on and chosen from.
-
-    What is far below all else has no share there, infinite or not.
-
-    Cost: linear in the ops that hand it on.
-    """
+    """Tell whether only softmaxes read a range's tensors, through passing ops."""
+    # Values far below all else have no share there, infinite or not.
     outputs = IdentitySet(model.outputs.values())
     waiting = list(dict.fromkeys(site.ops))
     visited = set(waiting)
@@ -361,6 +314,6 @@ def _is_masked(site: RangeSite, model: Any) -> bool:
 
 
 def _feeds_softmax(site: RangeSite) -> bool:
-    """Tell whether a softmax reads what is quantized."""
+    """Tell whether a softmax reads the tensors of a range."""
     readers = (r for op in site.ops for r in op.outputs[0].consumers())
     return any(reader.type in _SOFTMAXES for reader in readers)

@@ -24,31 +24,19 @@ _AT_ONCE = 16
 
 
 class Histogram:
-    """How often values occur, in bins of one width.
+    """How often values occur, in bins of one width."""
 
-    Zeros are counted apart: any range stores them exactly.
-
-    Args:
-        bins: the number of bins.
-
-    Attributes:
-        low: where the first bin begins.
-        high: where the last one ends.
-        counts: how many values there are in each bin.
-        zeros: how many zeros there are.
-    """
+    # Zeros are counted apart: any range stores them exactly.
 
     def __init__(self, bins: int) -> None:
         self.low, self.high = 0.0, 0.0
-        self.counts: Array = np.zeros(bins)
+        self.counts: Array = np.zeros(bins)  # how many values there are in each bin
         self.zeros = 0.0
 
     def add(self, low: float, high: float, counts: Array, zeros: float) -> None:
-        """Take in a histogram of other values, with as many bins.
-
-        Where bins do not coincide a bin's values are counted at its middle: they move
-        by half a bin at most, each time the range grows.
-        """
+        """Take in a histogram of other values, with as many bins."""
+        # Where bins do not coincide a bin's values are counted at its middle: they move
+        # by half a bin at most, each time the range grows.
         self.zeros += zeros
         if not counts.any():
             return
@@ -84,13 +72,9 @@ def _spread(
 
 
 def percentile_range(histogram: Histogram, percentile: float) -> Range:
-    """Return the range that all but a share of the values are in, on either side.
-
-    Args:
-        histogram: the values.
-        percentile: the share in percent, such as 99.99: as much lies below the high
-            end, and above the low end.
-    """
+    """Return the range that all but a share of the values are in, on either side."""
+    # `percentile`: the share in percent, such as 99.99: as much lies below the high
+    # end, and above the low end.
     counts = np.append(histogram.counts, histogram.zeros)
     values = np.append(histogram.centers, 0.0)
     order = np.argsort(values, kind="stable")
@@ -103,10 +87,8 @@ def percentile_range(histogram: Histogram, percentile: float) -> Range:
 
 
 def squared_error_range(histogram: Histogram, bits: int) -> Range:
-    """Return the range with the least squared error, of rounding and of clipping.
-
-    Banner et al. (2019, arXiv 1810.05723) do so for known distributions.
-    """
+    """Return the range with the least squared error, of rounding and of clipping."""
+    # Banner et al. (2019, arXiv 1810.05723) do so for known distributions.
     # Hundreds of ranges are tried, and with a long tail most bins are empty.
     filled = histogram.counts > 0
     values, counts = histogram.centers[filled], histogram.counts[filled]
@@ -124,12 +106,10 @@ def squared_error_range(histogram: Histogram, bits: int) -> Range:
 
 
 def entropy_range(histogram: Histogram, bits: int) -> Range:
-    """Return the range whose values tell most about the exact ones.
-
-    The divergence of Kullback and Leibler between the distribution of values, with
-    those outside the range at its ends, and that of quantized values (Migacz 2017,
-    "8-bit inference with TensorRT").
-    """
+    """Return the range whose values tell most about the exact ones."""
+    # The divergence of Kullback and Leibler between the distribution of values, with
+    # those outside the range at its ends, and that of quantized values (Migacz 2017,
+    # "8-bit inference with TensorRT").
 
     def divergence(low: float, high: float) -> float:
         """Return the divergence of the quantized distribution in a range."""
@@ -163,10 +143,8 @@ def _divergence(exact: Array, quantized: Array) -> float:
 
 
 def _best(histogram: Histogram, costs: Callable[[Sequence[Range]], Array]) -> Range:
-    """Return the range of least cost.
-
-    The ends are tried together, then on a grid, then each again with the other fixed.
-    """
+    """Return the range of least cost."""
+    # The ends are tried together, then on a grid, then each again with the other fixed.
     low, high = min(histogram.low, 0.0), max(histogram.high, 0.0)
     if low == high:
         return Range(low, high)
@@ -199,20 +177,15 @@ def _places(values: Array, low: float, high: float, bits: int) -> Array:
 
 @dataclass(frozen=True)
 class Settings:
-    """The numbers of the methods.
+    """The numbers of the methods."""
 
-    Attributes:
-        decay: how much of a moving average a batch keeps.
-        percentile: the share in percent of the values that are within the range.
-        bins: the number of bins of histograms.
-    """
-
-    decay: float = 0.9
+    decay: float = 0.9  # how much of a moving average a batch keeps
+    # The share in percent of the values that are within the range.
     percentile: float = 99.99
-    bins: int = 2048
+    bins: int = 2048  # the number of bins of histograms
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Refuse numbers out of range."""
         if not 0 <= self.decay < 1:
             raise QuantizeError(f"decay={self.decay}; pass 0 <= decay < 1")
         if not 50 < self.percentile <= 100:
@@ -224,13 +197,13 @@ class Settings:
 
 
 class Observer(Protocol):
-    """Remembers what tensors held."""
+    """The memory of a method."""
 
     def add(self, seen: Mapping[str, Array]) -> None:
-        """Take in what was measured on a batch."""
+        """Take in the measurements of a batch."""
 
     def ends(self, bits: int) -> Range:
-        """Return the range for what was seen."""
+        """Return the range."""
 
 
 class MinMax:
@@ -241,12 +214,12 @@ class MinMax:
         self._low, self._high = 0.0, 0.0
 
     def add(self, seen: Mapping[str, Array]) -> None:
-        """Take in what was measured on a batch."""
+        """Take in the measurements of a batch."""
         self._low = min(self._low, float(seen["low"]))
         self._high = max(self._high, float(seen["high"]))
 
     def ends(self, bits: int) -> Range:
-        """Return the range for what was seen."""
+        """Return the range."""
         del bits
         return Range(self._low, self._high)
 
@@ -259,7 +232,7 @@ class MovingAverage:
         self._average: tuple[float, float] | None = None
 
     def add(self, seen: Mapping[str, Array]) -> None:
-        """Take in what was measured on a batch."""
+        """Take in the measurements of a batch."""
         batch = float(seen["low"]), float(seen["high"])
         before = self._average or batch
         self._average = (
@@ -268,7 +241,7 @@ class MovingAverage:
         )
 
     def ends(self, bits: int) -> Range:
-        """Return the range for what was seen."""
+        """Return the range."""
         del bits
         return Range(*(self._average or (0.0, 0.0)))
 
@@ -283,7 +256,7 @@ class Counted:
         self._choose = choose
 
     def add(self, seen: Mapping[str, Array]) -> None:
-        """Take in what was measured on a batch."""
+        """Take in the measurements of a batch."""
         self._histogram.add(
             float(seen["low"]),
             float(seen["high"]),
@@ -292,7 +265,7 @@ class Counted:
         )
 
     def ends(self, bits: int) -> Range:
-        """Return the range for what was seen."""
+        """Return the range."""
         if not self._histogram.counts.any():
             return Range(0.0, 0.0)
         low, high = self._choose(self._histogram, bits)

@@ -24,19 +24,10 @@ Measure = Callable[[str, Sequence[Tensor]], Mapping[str, Tensor]]
 
 
 class Probe:
-    """A function that measures tensors of a network that is not quantized.
+    """A function that measures tensors of a network that is not quantized."""
 
-    Args:
-        graph: the FuncGraph of the network.
-        inputs: its inputs by name.
-        groups: for each name the tensors to measure together.
-        measure: makes tensors that say something of a group, given its name.
-        replace: tells what stands in for an op; what is quantized for what simulates
-            that, if nothing else is said.
-        results: tensors to return as they are, under the name "".
-
-    Cost: one copy of the graph.
-    """
+    # `replace`: tells what stands in for an op; what is quantized for what simulates
+    # that, if nothing else is said.
 
     def __init__(
         self,
@@ -66,16 +57,9 @@ class Probe:
     def run(
         self, sample: Mapping[str, Any], *, optimized: bool = True
     ) -> dict[str, dict[str, Array]]:
-        """Return for each group what was measured on a sample.
-
-        Results, under "", have their places as keys, in that order.
-
-        Groups that lie in a branch of version 1 which is not taken are left out.
-
-        Args:
-            sample: the inputs by name.
-            optimized: as `functions.call_function` has it.
-        """
+        """Return the measurements of each group on a sample."""
+        # Results, under "", have their places as keys, in that order.
+        # Groups that lie in a branch of version 1 which is not taken are left out.
         values_by_group: dict[str, dict[str, Array]] = {}
         found = functions.call_function(self._function, sample, optimized=optimized)
         # A function returns them by name: "10" before "2".
@@ -92,7 +76,7 @@ class Probe:
 
 
 def unquantized(op: Operation) -> Tensor | None:
-    """Return what is quantized, for an op that simulates that."""
+    """Return the exact tensor that an op simulates the quantization of, or None."""
     if op.type in int8_kernels.FAKE_QUANT:
         return op.inputs[0]
     exact = network.delayed_input(op)
@@ -104,30 +88,20 @@ _ENDS = "/min"
 
 @dataclass(eq=False)
 class RangeSite:
-    """A range, and what is quantized with it.
-
-    Attributes:
-        name: the name of the range.
-        low: the handle of the variable that holds its low end.
-        high: that of the high end.
-        form: how values are stored.
-        is_weights: whether it is the range of weights.
-        ops: the FakeQuant ops.
-        learnt: the variable that counts its moving average in training, if there is
-            one.
-    """
+    """A range, and the FakeQuant ops that read it."""
 
     name: str
-    low: Any
+    low: Any  # the handle of the variable that holds its low end
     high: Any
-    form: Format
-    is_weights: bool
+    form: Format  # how values are stored
+    is_weights: bool  # whether it is the range of weights
     ops: list[Operation] = field(default_factory=list)
+    # The variable that counts its moving average in training, if there is one.
     learnt: Any = None
 
     @property
     def tensors(self) -> list[Tensor]:
-        """What is quantized."""
+        """The tensors that are quantized."""
         return [op.inputs[0] for op in self.ops]
 
     def read(self) -> Range:
@@ -148,14 +122,7 @@ class RangeSite:
 
 
 def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[RangeSite]:
-    """Return the ranges that FakeQuant ops of a FuncGraph read from variables.
-
-    Args:
-        graph: the graph.
-        variables: its variables by name.
-
-    Cost: linear in ops and edges.
-    """
+    """Return the ranges that FakeQuant ops of a FuncGraph read from variables."""
     outside = MutableIdentityMap(
         (inside, ext) for ext, inside in functions.bindings(graph)
     )
@@ -184,24 +151,17 @@ def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[RangeSite]:
 
 @dataclass(frozen=True)
 class Follower:
-    """A range that another one tells, since its op makes no values between levels.
+    """A range that another one tells, since its op makes no values between levels."""
 
-    Attributes:
-        source: the name of the range of what the op reads.
-        factor: the number that the op multiplies by; None if it cuts values off at 0.
-        form: how both are stored.
-    """
-
-    source: str
+    source: str  # the name of the range of what the op reads
+    # The number that the op multiplies by; None if it cuts values off at 0.
     factor: float | None
-    form: Format
+    form: Format  # how both are stored
 
     def ends(self, source: Range) -> Range:
-        """Return the range in which each level of the source is a level, too.
-
-        A cut at 0 keeps the steps and begins at 0, where its kernel changes steps and
-        does no more.
-        """
+        """Return the range in which each level of the source is a level, too."""
+        # A cut at 0 keeps the steps and begins at 0, where its kernel changes steps and
+        # does no more.
         # Where 0 is a level: turned around, another one may be nearest.
         nudged_ends = nudged(*source, self.form.bits, self.form.narrow_range)
         low, high = (float(end) for end in nudged_ends)
@@ -211,17 +171,10 @@ class Follower:
 
 
 def find_followers(sites: Sequence[RangeSite]) -> dict[str, Follower]:
-    """Return the ranges that others tell, by name, in the order of the graph.
-
-    Those of Relus that are kernels of their own, and of products with a number. Finer
-    steps would tell no more of values that are on levels, and make several steps of one
-    that the kernel before is off.
-
-    Args:
-        sites: ranges of activations.
-
-    Cost: linear in the ranges, and in the ops that forward values to such ops.
-    """
+    """Return the ranges that others tell, by name, in the order of the graph."""
+    # Those of Relus that are kernels of their own, and of products with a number. Finer
+    # steps would tell no more of values that are on levels, and make several steps of
+    # one that the kernel before is off.
     site_by_op = {op: site for site in sites for op in site.ops}
     site_by_name = {site.name: site for site in sites}
     found: dict[str, Follower] = {}
@@ -241,7 +194,7 @@ def find_followers(sites: Sequence[RangeSite]) -> dict[str, Follower]:
 def _followed(
     op: Operation, site_by_op: Mapping[Operation, RangeSite]
 ) -> Follower | None:
-    """Return what tells the range of an op's result; None if nothing does."""
+    """Return the follower for an op's result; None if its range is its own."""
     cuts = op.type in int8_kernels.FUSED_ACTIVATIONS
     for slot in (0,) if cuts else _DATA.get(op.type, ()):
         source = site_by_op.get(network.forwarded_from(op.inputs[slot]).op)
@@ -311,7 +264,7 @@ def variable_values(graph: Graph) -> dict[Operation, Array]:
 
 
 def frozen(values: Mapping[Operation, Array]) -> Replace:
-    """Return what puts values in the place of ops, and leaves delays out."""
+    """Return a replacement of ops by values, which leaves delays out."""
 
     def replace(op: Operation) -> Tensor | Array | None:
         value = values.get(op)

@@ -1,7 +1,7 @@
 """The choice among ranges, by the noise that they make at the outputs.
 
-Methods of calibration look at the values of a tensor alone. What an error of a value
-does to the outputs differs from value to value: small variances count for more in a
+Methods of calibration look at the values of a tensor alone. The effect of an error on
+the outputs differs from value to value: small variances count for more in a
 layer norm, and large logits in a softmax. To first order the outputs y change by the
 sum of g e over all values, where e is the error of a value and g the gradient of y
 there. Errors of rounding are nearly independent, so a range adds the sum of g^2 e^2 to
@@ -60,34 +60,21 @@ _UNKNOWN_SIZE = 256
 
 @dataclass(frozen=True)
 class Chosen:
-    """Ranges of activations.
+    """Ranges of activations."""
 
-    Attributes:
-        method: the method that they are by; `PER_RANGE` if that is not one.
-        ranges: the ranges by name.
-        noise: for each choice that was tried out, the mean square of what quantization
-            changes in the results, as a share of their variance.
-        by_range: the method of each range, where they differ.
-        whole: why one method was taken for all ranges, if they were not looked at one
-            by one.
-    """
-
-    method: str
+    method: str  # the method that they are by; `PER_RANGE` if that is not one
     ranges: Ranges
+    # For each choice that was tried out, the mean square of what quantization changes
+    # in the results, as a share of their variance.
     noise: dict[str, float] = field(default_factory=dict)
+    # The method of each range, where they differ.
     by_range: dict[str, str] = field(default_factory=dict)
+    # Why one method was taken for all ranges, if they were not looked at one by one.
     whole: str = ""
 
 
 class RangeTrials:
-    """Some of the data, and what the network computes of it when not quantized.
-
-    Args:
-        model: a quantized model.
-        sites: its ranges of activations.
-        followers: those that others tell, by name, in the order of the graph.
-        progress: whether to show how far it is; None shows what takes long.
-    """
+    """Some of the data, and the results of the exact network on it."""
 
     def __init__(
         self,
@@ -115,18 +102,8 @@ class RangeTrials:
         weights: Sequence[RangeSite],
         ranges_of_weights: Ranges,
     ) -> Chosen:
-        """Choose a method for each range, or one for all.
-
-        One batch does not tell what lies beyond it, so that nothing is tried then.
-
-        Args:
-            tried: by method the ends of each range by name.
-            weights: the ranges of weights.
-            ranges_of_weights: what these are to be, by name.
-
-        Cost: a copy of the graph with its gradients, which runs four times for each
-        batch, and one copy more, which runs for each batch and choice that is tried.
-        """
+        """Choose a method for each range, or one for all."""
+        # One batch does not tell what lies beyond it, so that nothing is tried then.
         if not self._sites:
             return Chosen(SAFE, {}, whole="activations have none")
         if len(self._samples) < 2:
@@ -161,10 +138,8 @@ class RangeTrials:
         return float(np.sum([noise_share(*pair) for pair in pairs]))
 
     def _shares(self, tried: Mapping[str, Ranges]) -> dict[str, dict[str, float]] | str:
-        """Return what each range adds to the noise by each method, to first order.
-
-        By name of the range and method. A text tells why it cannot be told.
-        """
+        """Return the noise that each range adds by each method, to first order."""
+        # By name of the range and method. A text tells why it cannot be told.
         graph = self._model.graph
         if any(op.type in _VERSION_1_FLOW for op in graph.get_operations()):
             return "the model has control flow of version 1"
@@ -192,12 +167,7 @@ class RangeTrials:
 
 
 class _Simulation:
-    """The quantized network, with ranges that are given.
-
-    Args:
-        model: a quantized model.
-        sites: all its ranges.
-    """
+    """The quantized network, with ranges that are given."""
 
     def __init__(self, model: Any, sites: Sequence[RangeSite]) -> None:
         ends = {
@@ -221,7 +191,7 @@ class _Simulation:
         )
 
     def run(self, sample: Sample, ranges: Ranges) -> Results:
-        """Return what the network makes of a batch, in the order of its outputs."""
+        """Return the network's results on a batch, in the order of its outputs."""
         ends = {
             given: tf.constant(ranges[name][index], tf.float32)
             for given, (name, index) in self._ends.items()
@@ -242,14 +212,7 @@ class _NoGradientsError(Exception):
 
 
 class _WeighedErrors:
-    """A function that tells the errors of ranges, weighed by their effect on outputs.
-
-    Args:
-        model: a quantized model.
-        sites: its ranges of activations.
-        tried: by method the ends of each range by name.
-        scales: of each output what it is multiplied by.
-    """
+    """A function that weighs the errors of ranges by their effect on outputs."""
 
     def __init__(
         self,
@@ -301,7 +264,7 @@ def _free_name(name: str, inputs: Mapping[str, Any]) -> str:
 
 
 def _size(tensor: Tensor) -> int:
-    """Return how many values there are of a sample, by what is known."""
+    """Return the number of values of a sample, unknown sizes guessed."""
     sizes = tensor.shape.as_list()[1:] if tensor.shape.rank else [None]
     return int(np.prod([size or _UNKNOWN_SIZE for size in sizes], dtype=np.int64))
 
@@ -312,14 +275,7 @@ def _squared_gradients(
     scales: Sequence[float],
     seed: Tensor,
 ) -> list[Tensor]:
-    """Return the squares of the gradients of results along a direction.
-
-    Args:
-        results: the outputs.
-        tensors: what they depend on.
-        scales: of each output what it is multiplied by.
-        seed: of the direction.
-    """
+    """Return the squares of the gradients of results along a direction."""
     chosen = [
         (index, result, scale)
         for index, (result, scale) in enumerate(zip(results, scales, strict=True))
@@ -358,7 +314,7 @@ def _errors(
     """Return the sums of squared errors of values in ranges, weighed."""
     form = site.form
     values, squares = (tf.reshape(t, [1, -1]) for t in (values, squares))
-    # What a mask makes infinite has no share in the outputs.
+    # Masked, infinite values have no share in the outputs.
     counts = tf.math.is_finite(values + squares)
     values, squares = (tf.where(counts, t, 0.0) for t in (values, squares))
     sums = []
@@ -372,7 +328,7 @@ def _errors(
 
 
 def _scale(exact: Array) -> float:
-    """Return what makes the squares of an output's values a share of its variance."""
+    """Return the factor that makes an output's squares a share of its variance."""
     if not np.issubdtype(exact.dtype, np.floating):
         return 0.0
     finite = exact[np.isfinite(exact)].astype(np.float64)
@@ -397,10 +353,8 @@ def _mixed(tried: Mapping[str, Ranges], by_range: dict[str, str]) -> Chosen:
 
 
 def noise_share(exact: Array, quantized: Array) -> float:
-    """Return the mean square of a difference as a share of the variance.
-
-    Values that are not finite do not count. Without variance it is 0.
-    """
+    """Return the mean square of a difference as a share of the variance."""
+    # Values that are not finite do not count. Without variance it is 0.
     is_finite = np.isfinite(exact)
     exact, quantized = (v[is_finite].astype(np.float64) for v in (exact, quantized))
     variance = exact.var() if exact.size else 0.0

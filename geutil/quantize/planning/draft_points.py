@@ -3,7 +3,7 @@
 A name says where in the network a range belongs: `<context>/<slot>`, as in
 `block1/conv/weights_quant`. The context is the name scope of the op, or its whole name
 where several ops of a scope need the slot. Names do not depend on the order in which
-ops were made, nor on what was skipped by an override: a graph for training and one for
+ops were made, nor on skips by overrides: a graph for training and one for
 inference that were made by the same code have the same ranges.
 """
 
@@ -40,24 +40,15 @@ from geutil.select.networks.batch_norms import is_layer_norm
 
 @dataclass(eq=False)
 class RangeGroup:
-    """Tensors that one range is for.
+    """Tensors that one range is for."""
 
-    Attributes:
-        name: the name of the range, as in `<name>/min`.
-        form: how they are stored.
-        weights: whether they are weights, whose range is that of their last value.
-        decay: how much of the range each training step keeps.
-        initial: the range to start with.
-        fixed: whether it stays so.
-        points: where it is used, in topological order.
-    """
-
-    name: str
+    name: str  # the name of the range, as in `<name>/min`
     form: Format
-    weights: bool
-    decay: float
-    initial: tuple[float, float]
-    fixed: bool = False
+    weights: bool  # whether they are weights, whose range is that of their last value
+    decay: float  # how much of the range each training step keeps
+    initial: tuple[float, float]  # the range to start with
+    fixed: bool = False  # whether it stays so
+    # Where it is used, in topological order.
     points: list[Point] = field(default_factory=list)
 
     @property
@@ -68,25 +59,18 @@ class RangeGroup:
 
 @dataclass(eq=False)
 class Point:
-    """A tensor that is quantized.
-
-    Attributes:
-        tensor: the tensor.
-        name: the scope of the new ops, as in `<name>/FakeQuantWithMinMaxVars`.
-        group: its range.
-        readers: what shall read it quantized; None is all.
-        counts: whether its values count for the range; those of a concat do not, which
-            have been counted one by one.
-        shapes: tensors of its shape. What reads only the shape of one of them shall
-            read that of the quantized one: the converter leaves a kernel in float if
-            anything reads what it makes before that is quantized.
-    """
+    """A tensor that is quantized."""
 
     tensor: Tensor
-    name: str
+    name: str  # the scope of the new ops, as in `<name>/FakeQuantWithMinMaxVars`
     group: RangeGroup
-    readers: list[Edge] | None = None
+    readers: list[Edge] | None = None  # what shall read it quantized; None is all
+    # True if its values count for the range; those of a concat do not, which have been
+    # counted one by one.
     counts: bool = True
+    # Tensors of its shape. What reads only the shape of one of them shall read that of
+    # the quantized one: the converter leaves a kernel in float if anything reads what
+    # it makes before that is quantized.
     shapes: tuple[Tensor, ...] = ()
 
     @property
@@ -96,10 +80,7 @@ class Point:
 
 
 class SharedRanges:
-    """Which tensors share a range: a union-find over tensors.
-
-    Cost: almost constant for each call.
-    """
+    """Which tensors share a range: a union-find over tensors."""
 
     def __init__(self) -> None:
         self._above: MutableIdentityMap[Tensor] = MutableIdentityMap()
@@ -132,48 +113,29 @@ class SharedRanges:
 
 @dataclass(frozen=True, eq=False)
 class Skip:
-    """An op that is not quantized, and why.
-
-    Attributes:
-        op: the op.
-        reason: why.
-        has_kernel: whether TFLite has an int8 kernel for it.
-    """
+    """An op that is not quantized, and why."""
 
     op: Operation
     reason: str
-    has_kernel: bool
+    has_kernel: bool  # whether TFLite has an int8 kernel for it
 
 
 @dataclass(eq=False)
 class Draft:
-    """A tensor that will be quantized.
-
-    Attributes:
-        tensor: the tensor.
-        anchor: the op that the point is named after.
-        slot: what it is, as in `<scope of the anchor>/<slot>`.
-        spec: how its op is quantized.
-        form: how it is stored.
-        readers: what shall read it quantized; None is all.
-        counts: whether the range is learnt from it.
-        weights: the source of the weights that it holds; None for activations.
-        initial: the range to start with.
-        fixed: whether that stays.
-        shapes: see `Point`.
-    """
+    """A tensor that will be quantized."""
 
     tensor: Tensor
-    anchor: Operation
-    slot: str
-    spec: Spec
+    anchor: Operation  # the op that the point is named after
+    slot: str  # what it is, as in `<scope of the anchor>/<slot>`
+    spec: Spec  # how its op is quantized
     form: Format
-    readers: list[Edge] | None = None
-    counts: bool = True
+    readers: list[Edge] | None = None  # what shall read it quantized; None is all
+    counts: bool = True  # whether the range is learnt from it
+    # The source of the weights that it holds; None for activations.
     weights: Tensor | None = None
-    initial: tuple[float, float] = (-6.0, 6.0)
-    fixed: bool = False
-    shapes: tuple[Tensor, ...] = ()
+    initial: tuple[float, float] = (-6.0, 6.0)  # the range to start with
+    fixed: bool = False  # whether that stays
+    shapes: tuple[Tensor, ...] = ()  # see `Point`
 
 
 _FOLD = "_fold"
@@ -183,13 +145,7 @@ _FOLD = "_fold"
 def named(
     drafts: Sequence[Draft], network: Network, shared: SharedRanges
 ) -> tuple[list[RangeGroup], MutableIdentityMap[Point]]:
-    """Return the ranges, and the point of each tensor.
-
-    Args:
-        drafts: the points without names.
-        network: the network that they are in.
-        shared: which activations share a range.
-    """
+    """Return the ranges, and the point of each tensor."""
     ordered = sorted(drafts, key=lambda d: network.place.get(d.tensor.op, -1))
     groups: MutableIdentityMap[RangeGroup] = MutableIdentityMap()
     points: MutableIdentityMap[Point] = MutableIdentityMap()
@@ -210,7 +166,7 @@ def named(
             _take_in(group, draft, name)
     for group in groups.values():
         if not group.sources:
-            # What is joined or pooled was quantized before, in a range of its own.
+            # Joined or pooled tensors were quantized before, in a range of their own.
             group.points[0].counts = True
     return list(groups.values()), points
 
@@ -234,7 +190,7 @@ def _group(draft: Draft, name: str) -> RangeGroup:
 
 
 def _take_in(group: RangeGroup, draft: Draft, name: str) -> None:
-    """Let a range hold what one more tensor starts with."""
+    """Widen a range to hold the initial range of one more tensor."""
     if len(group.sources) == 1:
         group.name, group.initial, group.fixed = name, draft.initial, draft.fixed
     low, high = group.initial
@@ -274,22 +230,14 @@ _MORE_AT_THE_END = frozenset((Treatment.PASSES, Treatment.KEEPS, Treatment.JOINS
 
 
 class Drafts:
-    """The tensors of a network that shall be quantized, those that are, and refusals.
-
-    Args:
-        network: the network.
-        choices: what the caller asks for.
-
-    Attributes:
-        composites: activations that are several ops, by their last op.
-        inner: their other ops.
-    """
+    """The tensors of a network to quantize, those that are, and refusals."""
 
     def __init__(self, network: Network, choices: QuantizeChoices) -> None:
         self.network = network
         self.choices = choices
+        # Activations that are several ops, by their last op.
         self.composites: dict[Operation, Composite] = {}
-        self.inner: set[Operation] = set()
+        self.inner: set[Operation] = set()  # their other ops
         self.overrides = choices.matcher(network.ops)
         self.shared = SharedRanges()
         self.drafts: MutableIdentityMap[Draft] = MutableIdentityMap()
@@ -300,7 +248,7 @@ class Drafts:
         self.origin: MutableIdentityMap[tuple[Tensor, Edge]] = MutableIdentityMap()
         self.kernels: dict[Operation, Operation] = {}
         self.bits: MutableIdentityMap[int] = MutableIdentityMap()
-        # What ops read besides data and weights.
+        # The parameters of ops besides weights.
         self.constants: dict[Operation, list[Draft]] = {}
 
     def can_share(self, tensors: list[Tensor]) -> bool:
@@ -345,7 +293,7 @@ class Drafts:
             self.bits[self.shared.root(tensor)] = bits
         if self.network.quantized(tensor) is not None:
             return None
-        # What is kept or joined has to have the range of what it is made of.
+        # A kept or joined tensor has to have the range of its sources.
         if counts and readers is None and self.network.is_quantized_behind(tensor):
             return None
         draft = Draft(
@@ -388,7 +336,7 @@ class Drafts:
         self, tensor: Tensor, anchor: Operation, readers: list[Edge] | None
     ) -> Draft | None:
         """Let a tensor be quantized that no kernel makes."""
-        # What overrides say of an op that reads it is about what that makes.
+        # Overrides of an op that reads it are about that op's result.
         spec = self.overrides.spec([tensor.op])
         draft = self.quantize(tensor, anchor, "input_quant", spec, readers=readers)
         is_input = self.network.is_input(tensor.op)

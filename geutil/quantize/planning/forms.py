@@ -3,43 +3,37 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.op_types import FUSED_NORMS
-from geutil.graph.types import Operation, Tensor
+from geutil.graph import replicas, types
+from geutil.graph.convolution_calls import inlined
+from geutil.graph.edits import InputEdit, apply_edits, results_of, set_results
+from geutil.graph.op_types import FUSED_NORMS, types_in
+from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
+from geutil.quantize.planning.fused_ops import Prelu, parted_bias
 from geutil.quantize.planning.int8_kernels import DIVISIONS
+from geutil.rewrite.applying import replace_each
+from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.batch_norms import is_layer_norm
-from geutil.transform.op_templates import Function
+from geutil.transform.op_templates import Function, Stencils
 
 
 class Form(NamedTuple):
-    """Ops that compute what another op does.
-
-    Attributes:
-        words: what they compute.
-        scope: the last part of the new ops' scope.
-        key: tells apart what makes other ops.
-        function: what makes them.
-        inputs: what they read.
-    """
+    """Ops that compute the same as another op."""
 
     words: str
-    scope: str
-    key: Hashable
+    scope: str  # the last part of the new ops' scope
+    key: Hashable  # tells apart what makes other ops
     function: Function
     inputs: Sequence[Tensor]
 
 
 def int8_form(op: Operation) -> Form | None:
-    """Return the form of an op whose parts have int8 kernels; None if there is none.
-
-    Args:
-        op: an op that has no int8 kernel itself.
-    """
+    """Return the form of an op whose parts have int8 kernels; None if there is none."""
     form = _INT8.get(op.type) or _UNCONVERTED.get(op.type)
     return None if form is None else form(op)
 
@@ -79,10 +73,8 @@ def _layer_norm(op: Operation) -> Form | None:
 
 
 def _one_hot(op: Operation) -> Form | None:
-    """One-hot vectors that are quantized make the converter fail.
-
-    It moves that to the two values, which the kernel does not take in int8.
-    """
+    """One-hot vectors that are quantized make the converter fail."""
+    # It moves that to the two values, which the kernel does not take in int8.
     one_hot = op.inputs[0].op if op.type == "Cast" else op
     if one_hot.type != "OneHot":
         return None
@@ -310,98 +302,23 @@ _UNCONVERTED: dict[str, Callable[[Operation], Form | None]] = {
 }
 """Forms of ops that the converter refuses (TensorFlow 2.21)."""
 
-REFUSED = frozenset(
-    (
-        "Acos",
-        "Acosh",
-        "AdjustContrastv2",
-        "AdjustHue",
-        "AdjustSaturation",
-        "Angle",
-        "ApproximateEqual",
-        "Asin",
-        "Asinh",
-        "Atan",
-        "Atanh",
-        "AvgPool3D",
-        "BesselI0e",
-        "BesselI1e",
-        "Betainc",
-        "BitwiseAnd",
-        "BitwiseOr",
-        "Cholesky",
-        "Complex",
-        "Conj",
-        "Cosh",
-        "CropAndResize",
-        "Cross",
-        "Cumprod",
-        "CumulativeLogsumexp",
-        "DenseBincount",
-        "Diag",
-        "DiagPart",
-        "Digamma",
-        "Dilation2D",
-        "DynamicPartition",
-        "Erf",
-        "Erfc",
-        "Erfinv",
-        "ExtractImagePatches",
-        "FFT",
-        "FFT2D",
-        "HSVToRGB",
-        "HistogramFixedWidth",
-        "IFFT",
-        "IFFT2D",
-        "IRFFT",
-        "IRFFT2D",
-        "Igamma",
-        "ImageProjectiveTransformV3",
-        "InTopKV2",
-        "Invert",
-        "LeftShift",
-        "LogMatrixDeterminant",
-        "LowerBound",
-        "Lu",
-        "MatrixDeterminant",
-        "MatrixDiagPartV3",
-        "MatrixInverse",
-        "MatrixSolve",
-        "MatrixTriangularSolve",
-        "MaxPool3D",
-        "MaxPoolWithArgmax",
-        "Mod",
-        "Ndtri",
-        "NthElement",
-        "Polygamma",
-        "Qr",
-        "RFFT3D",
-        "RGBToHSV",
-        "RandomGamma",
-        "RandomShuffle",
-        "RandomUniformInt",
-        "ResizeArea",
-        "ResizeBicubic",
-        "ScaleAndTranslate",
-        "SegmentMax",
-        "SegmentMean",
-        "SegmentProd",
-        "SelfAdjointEigV2",
-        "Sinh",
-        "StatelessRandomNormalV2",
-        "StatelessRandomUniformV2",
-        "Svd",
-        "Tan",
-        "TensorScatterMax",
-        "TensorScatterMin",
-        "TensorScatterSub",
-        "TruncateMod",
-        "TruncatedNormal",
-        "UniqueV2",
-        "UniqueWithCounts",
-        "UpperBound",
-        "Zeta",
-    )
+REFUSED = types_in(
+    """
+    Acos Acosh AdjustContrastv2 AdjustHue AdjustSaturation Angle ApproximateEqual
+    Asin Asinh Atan Atanh AvgPool3D BesselI0e BesselI1e Betainc BitwiseAnd BitwiseOr
+    Cholesky Complex Conj Cosh CropAndResize Cross Cumprod CumulativeLogsumexp
+    DenseBincount Diag DiagPart Digamma Dilation2D DynamicPartition Erf Erfc Erfinv
+    ExtractImagePatches FFT FFT2D HSVToRGB HistogramFixedWidth IFFT IFFT2D IRFFT
+    IRFFT2D Igamma ImageProjectiveTransformV3 InTopKV2 Invert LeftShift
+    LogMatrixDeterminant LowerBound Lu MatrixDeterminant MatrixDiagPartV3
+    MatrixInverse MatrixSolve MatrixTriangularSolve MaxPool3D MaxPoolWithArgmax Mod
+    Ndtri NthElement Polygamma Qr RFFT3D RGBToHSV RandomGamma RandomShuffle
+    RandomUniformInt ResizeArea ResizeBicubic ScaleAndTranslate SegmentMax
+    SegmentMean SegmentProd SelfAdjointEigV2 Sinh StatelessRandomNormalV2
+    StatelessRandomUniformV2 Svd Tan TensorScatterMax TensorScatterMin
+    TensorScatterSub TruncateMod TruncatedNormal UniqueV2 UniqueWithCounts
+    UpperBound Zeta
+    """
 )
 """Types of ops that the converter refuses, and for which there is no form here.
 
@@ -412,3 +329,130 @@ Measured with TensorFlow 2.21; `tests/quantize/test_kernels.py` measures it agai
 def is_refused(op: Operation) -> bool:
     """Tell whether TFLite's converter refuses an op as it is."""
     return op.type in REFUSED or converted_form(op) is not None
+
+
+def lower_prelus(graph: Graph, prelus: Sequence[Prelu]) -> tuple[str, ...]:
+    """Let PReLUs compute `relu(x) + alpha * min(x, 0)`, which is the same."""
+    # Keras writes `relu(x) + -alpha * relu(-x)`, and TFLite negates in float only.
+    # Returns for each what was done, in words.
+    stencils = Stencils(graph)
+    base_names = [f"{prelu.product.name}/negative" for prelu in prelus]
+    names = types.absolute_unique_names(graph, base_names)
+    minima = [
+        stencils.add("minimum", _minimum, name, [prelu.source], prelu.end.device)
+        for prelu, name in zip(prelus, names, strict=True)
+    ]
+    tensor_of = stencils.make()
+    edits = [
+        edit
+        for prelu, (minimum,) in zip(prelus, minima, strict=True)
+        for edit in (
+            InputEdit(prelu.product, prelu.slot, tensor_of[minimum]),
+            InputEdit(prelu.product, 1 - prelu.slot, prelu.alpha),
+        )
+    ]
+    replaced: list[Operation] = [t.op for p in prelus for t in p.product.inputs]
+    apply_edits(graph, edits)
+    Liveness(graph).retire(replaced, lambda op: False)
+    return tuple(
+        f"'{prelu.end.name}', a PReLU, computes relu(x) + alpha * min(x, 0)"
+        for prelu in prelus
+    )
+
+
+def lower_forms(
+    graph: Graph, forms: Mapping[Operation, Form]
+) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
+    """Replace ops that TFLite has no kernel for by their forms."""
+    # Returns for each what was done, in words; and by the new results what they stand
+    # in for.
+    results = _replace(graph, list(forms.items()))
+    lines = (f"'{op.name}' ({op.type}) {form.words}" for op, form in forms.items())
+    return tuple(lines), results
+
+
+def lower_calls(
+    graph: Graph, ops: Sequence[Operation]
+) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
+    """Let convolutions stand in the place of calls that are nothing else."""
+    # Returns for each what was done, in words; and by the new results what they stand
+    # in for.
+    if not ops:
+        return (), {}
+    # Results of a function survive replacements; here they are replaced, too.
+    results = results_of(graph)
+    set_results(graph, [])
+    done = replace_each(graph, ops, inlined, name="inlined")
+    outputs = replicas.outputs_meant(graph)
+    outputs[:] = map(done.current, outputs)
+    set_results(graph, list(map(done.current, results)))
+    lines = (f"'{op.name}' ({op.type}) is the convolution that it calls" for op in ops)
+    return tuple(lines), {done.current(op.outputs[0]).op: op for op in ops}
+
+
+def lower_biases(
+    graph: Graph, ops: Sequence[Operation]
+) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
+    """Let layers add their biases before a Reshape, which is the same."""
+    # A layer's kernel adds a bias before it rounds; behind a Reshape that parts the
+    # channels another kernel adds it, and both round.
+    # Returns for each what was done, in words; and by the new sums and what is made of
+    # them what they stand in for.
+    lowerings, lines = [], []
+    for op in ops:
+        parted = parted_bias(op)
+        if parted is not None:
+            dtypes = tuple(t.dtype.name for t in parted)
+            words = f"is added by '{parted.data.op.name}', before a Reshape"
+            key = ("bias", *dtypes)
+            lowerings.append(
+                (op, Form(words, "early", key, _biased_early, list(parted)))
+            )
+            lines.append(f"'{op.name}' ({op.type}) {words}")
+    by_result = _replace(graph, lowerings)
+    by_sum = {new.inputs[0].op: old for new, old in by_result.items()}
+    return tuple(lines), by_result | by_sum
+
+
+def _replace(
+    graph: Graph, lowerings: Sequence[tuple[Operation, Form]]
+) -> dict[Operation, Operation]:
+    """Let others be read in the place of ops."""
+    # Returns by the ops of the new results those that they stand in for.
+    if not lowerings:
+        return {}
+    stencils = Stencils(graph)
+    base_names = [f"{op.name}/{form.scope}" for op, form in lowerings]
+    names = types.absolute_unique_names(graph, base_names)
+    results = [
+        stencils.add(form.key, form.function, name, list(form.inputs), op.device)
+        for (op, form), name in zip(lowerings, names, strict=True)
+    ]
+    tensor_of = stencils.make()
+    by_tensor: MutableIdentityMap[Tensor] = MutableIdentityMap(
+        (op.outputs[0], tensor_of[result])
+        for (op, _), (result,) in zip(lowerings, results, strict=True)
+    )
+    edits = [
+        InputEdit(reader, slot, new)
+        for old, new in by_tensor.items()
+        for reader in dict.fromkeys(old.consumers())
+        for slot, t in enumerate(reader.inputs)
+        if t is old
+    ]
+    apply_edits(graph, edits)
+    set_results(graph, [by_tensor.get(t, t) for t in results_of(graph)])
+    outputs = replicas.outputs_meant(graph)
+    outputs[:] = [by_tensor.get(t, t) for t in outputs]
+    Liveness(graph).retire([op for op, _ in lowerings], lambda op: False)
+    return {new.op: old.op for old, new in by_tensor.items()}
+
+
+def _biased_early(x: tf.Tensor, bias: tf.Tensor, shape: tf.Tensor) -> list[tf.Tensor]:
+    total = tf.nn.bias_add(x, tf.reshape(bias, [-1]), name="sum")
+    return [tf.reshape(total, shape, name="parted")]
+
+
+def _minimum(x: tf.Tensor) -> list[tf.Tensor]:
+    zero = tf.constant(0.0, tf.float32, name="zero")
+    return [tf.minimum(x, zero, name="minimum")]

@@ -3,7 +3,7 @@
 Biases, activations, activations written as several ops, moves around dilated
 convolutions.
 
-They are told by what they compute: a group of elementwise ops with one tensor going in
+They are recognized by their values: a group of elementwise ops with one tensor going in
 and one coming out is run on numbers, and compared with the activation.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.op_types import ADDITIONS, CONVOLUTIONS_2D, SCALINGS
+from geutil.graph.op_types import ADDITIONS, CONVOLUTIONS_2D, SCALINGS, types_in
 from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.int8_kernels import (
     FUSED_ACTIVATIONS,
@@ -31,30 +31,18 @@ from geutil.select.networks.provenance import scalar_value
 
 @dataclass(frozen=True, eq=False)
 class Prelu:
-    """A sum `relu(x) + -alpha * relu(-x)`.
-
-    Attributes:
-        end: the sum.
-        product: the product in it.
-        slot: which input of the product is `relu(-x)`.
-        source: the tensor `x`.
-        alpha: the parameter `alpha`.
-        ops: its ops.
-    """
+    """A sum `relu(x) + -alpha * relu(-x)`."""
 
     end: Operation
     product: Operation
-    slot: int
-    source: Tensor
+    slot: int  # which input of the product is `relu(-x)`
+    source: Tensor  # the tensor `x`
     alpha: Tensor
     ops: tuple[Operation, ...]
 
 
 def find_prelus(network: Network) -> list[Prelu]:
-    """Return the PReLUs of a network that nothing else reads the inside of.
-
-    Cost: linear in ops and edges.
-    """
+    """Return the PReLUs of a network that nothing else reads the inside of."""
     sums = (op for op in network.ops if op.type in ADDITIONS)
     return list(_found(_prelu(op, network) for op in sums))
 
@@ -135,22 +123,20 @@ _VALUES = {
     for name, functions in _FUNCTIONS.items()
 }
 # Without one of these no group is looked at.
-_HINTS = frozenset(("Relu6", "Relu", "Erf", "Erfc", "Tanh", "Minimum", "Maximum"))
+_HINTS = types_in(
+    """
+    Relu6 Relu Erf Erfc Tanh Minimum Maximum
+    """
+)
 
 
 @dataclass(frozen=True, eq=False)
 class Composite:
-    """An activation that is written out.
-
-    Attributes:
-        name: the activation.
-        source: the tensor that goes in.
-        ops: its ops, the last one first.
-    """
+    """An activation that is written out."""
 
     name: str
-    source: Tensor
-    ops: tuple[Operation, ...]
+    source: Tensor  # the tensor that goes in
+    ops: tuple[Operation, ...]  # its ops, the last one first
 
     @property
     def end(self) -> Operation:
@@ -161,14 +147,7 @@ class Composite:
 def find_composites(
     ops: Iterable[Operation], readers: Callable[[Tensor], list[Operation]]
 ) -> list[Composite]:
-    """Return the activations that are written out, in the order of their last ops.
-
-    Args:
-        ops: the ops to look at, in topological order.
-        readers: who reads a tensor.
-
-    Cost: linear in ops and edges.
-    """
+    """Return the activations that are written out, in the order of their last ops."""
     place = {op: index for index, op in enumerate(ops)}
     candidates = (
         _ending_in(op, place, readers)
@@ -240,19 +219,11 @@ def _operand(tensor: Tensor, values: Mapping[Any, Array]) -> Array:
 
 
 _SUMS = frozenset(("Add", "AddV2", "BiasAdd", "BiasAddV1"))
-_RESHAPING = frozenset(
-    (
-        "BatchToSpaceND",
-        "EnsureShape",
-        "ExpandDims",
-        "Identity",
-        "PlaceholderWithDefault",
-        "PreventGradient",
-        "Reshape",
-        "Snapshot",
-        "Squeeze",
-        "StopGradient",
-    )
+_RESHAPING = types_in(
+    """
+    BatchToSpaceND EnsureShape ExpandDims Identity PlaceholderWithDefault
+    PreventGradient Reshape Snapshot Squeeze StopGradient
+    """
 )
 """Types of ops that the converter moves a bias over, or an activation."""
 _MOVING = frozenset(("DepthToSpace", "MaxPool", "Transpose"))
@@ -262,21 +233,15 @@ such as slices and pads, it leaves either alone and runs the layer in float."""
 
 @dataclass(frozen=True, eq=False)
 class Chain:
-    """Ops that one kernel computes.
+    """Ops that one kernel computes."""
 
-    Attributes:
-        ops: the ops, in order; the first one does the work.
-        result: what the last one makes.
-        activation: the activation at the end; "" if there is none.
-    """
-
-    ops: tuple[Operation, ...]
-    result: Tensor
-    activation: str
+    ops: tuple[Operation, ...]  # the ops, in order; the first one does the work
+    result: Tensor  # what the last one makes
+    activation: str  # the activation at the end; "" if there is none
 
     @property
     def inside(self) -> tuple[Tensor, ...]:
-        """What the ops make on the way that has the shape of the result."""
+        """The tensors on the way that have the shape of the result."""
         tensors: list[Tensor] = []
         for op in reversed(self.ops[:-1]):
             (tensor,) = op.outputs
@@ -293,18 +258,12 @@ class Chain:
 def chain_from(
     op: Operation, network: Network, may_take: Callable[[Operation], bool]
 ) -> Chain:
-    """Return what the kernel of an op computes besides it.
-
-    Args:
-        op: a layer, or another op that a Relu can become part of.
-        network: its network.
-        may_take: tells whether an op may be taken in.
-    """
+    """Return the ops that the kernel of an op computes."""
     chain_ops = [op]
     passed: list[Operation] = []
     tensor, cursor = op.outputs[0], op.outputs[0]
     layer = network.layers.get(op)
-    # What it makes is a matrix, to which the converter gives its axes afterwards.
+    # Its result is a matrix, to which the converter gives its axes afterwards.
     takes_bias = layer is not None and not layer.spreads
     # Without a bias the converter runs the two one by one, the layer in float.
     takes_activation = layer is None or not layer.transposed
@@ -350,10 +309,8 @@ def _passes(op: Operation) -> bool:
 
 
 def _may_stand_between(op: Operation, layer: Operation, network: Network) -> bool:
-    """Tell whether an op may stand between a layer and its bias or activation.
-
-    A BatchToSpace does in a dilated convolution only.
-    """
+    """Tell whether an op may stand between a layer and its bias or activation."""
+    # A BatchToSpace does in a dilated convolution only.
     if op.type != "BatchToSpaceND":
         return op.type in _RESHAPING | _MOVING
     before = layer.inputs[0].op
@@ -365,10 +322,8 @@ def _may_stand_between(op: Operation, layer: Operation, network: Network) -> boo
 
 
 def _leaves_channels(op: Operation, bias: Operation, index: int) -> bool:
-    """Tell whether the converter moves a bias over an op that stands before it.
-
-    Over a Reshape to a shape that is known, if it adds to the last axis, which stays.
-    """
+    """Tell whether the converter moves a bias over an op that stands before it."""
+    # Over a Reshape to a shape that is known, if it adds to the last axis, which stays.
     if op.type != "Reshape":
         return op.type in _RESHAPING or neutral_input(op) is not None
     if tf.get_static_value(op.inputs[1]) is None:
@@ -381,26 +336,18 @@ def _leaves_channels(op: Operation, bias: Operation, index: int) -> bool:
 
 
 class PartedBias(NamedTuple):
-    """A bias that is added behind a Reshape which parts the channels of a layer.
+    """A bias that is added behind a Reshape which parts the channels of a layer."""
 
-    Attributes:
-        data: the result of the layer.
-        bias: the parameter, with one value for each channel.
-        shape: the shape that the Reshape gives the result.
-    """
-
-    data: Tensor
-    bias: Tensor
-    shape: Tensor
+    data: Tensor  # the result of the layer
+    bias: Tensor  # the parameter, with one value for each channel
+    shape: Tensor  # the shape that the Reshape gives the result
 
 
 def parted_bias(op: Operation) -> PartedBias | None:
-    """Return the bias that a sum adds to the parts of a layer's channels, or None.
-
-    The heads of an attention, for example: [batch, n, channels] becomes [batch, n,
-    heads, size], and [heads, size] is added. It looks at shapes and at who reads what
-    lies between; not at what the first tensor comes from, nor at the second.
-    """
+    """Return the bias that a sum adds to the parts of a layer's channels, or None."""
+    # The heads of an attention, for example: [batch, n, channels] becomes [batch, n,
+    # heads, size], and [heads, size] is added. It looks at shapes and at who reads what
+    # lies between; not at what the first tensor comes from, nor at the second.
     if op.type not in ADDITIONS:
         return None
     for data, bias in (op.inputs, reversed(op.inputs)):
@@ -431,10 +378,8 @@ def _is_bias(op: Operation, index: int, layer: Layer, network: Network) -> bool:
 
 
 def _is_by_channel(bias: Tensor, data: Tensor, layer: Layer) -> bool:
-    """Tell whether a bias has one value for each channel of a layer, or for all.
-
-    A table of positions, say, has more, and is added by a kernel of its own.
-    """
+    """Tell whether a bias has one value for each channel of a layer, or for all."""
+    # A table of positions, say, has more, and is added by a kernel of its own.
     if None in (bias.shape.rank, data.shape.rank):
         return True
     sizes = bias.shape.as_list()
@@ -445,29 +390,23 @@ def _is_by_channel(bias: Tensor, data: Tensor, layer: Layer) -> bool:
 
 
 def _is_correction(op: Operation, index: int, network: Network) -> bool:
-    """Tell whether a product puts right what a folded norm in training differs by."""
+    """Tell whether a product is the correction of a norm folded for training."""
     return op.type == "Mul" and network.is_statistic(op.inputs[1 - index])
 
 
 @dataclass(frozen=True, eq=False)
 class Moved:
-    """A convolution between two moves, which only such read the inside of.
+    """A convolution between two moves, which only such read the inside of."""
 
-    SpaceToBatch forwards every n-th row and column as an image of its own, an ordinary
-    convolution follows, with or without a bias, and BatchToSpace puts the rows and
-    columns back.
+    # SpaceToBatch forwards every n-th row and column as an image of its own, an
+    # ordinary convolution follows, with or without a bias, and BatchToSpace puts the
+    # rows and columns back.
 
-    Attributes:
-        spread: the SpaceToBatchND before it.
-        convolution: the convolution.
-        gathered: the BatchToSpaceND behind it.
-        axis: the axis of size 1 that a convolution along one axis is given in between;
-            None for two.
-    """
-
-    spread: Operation
+    spread: Operation  # the SpaceToBatchND before it
     convolution: Operation
-    gathered: Operation
+    gathered: Operation  # the BatchToSpaceND behind it
+    # The axis of size 1 that a convolution along one axis is given in between; None for
+    # two.
     axis: int | None
 
     @property
@@ -477,14 +416,7 @@ class Moved:
 
 
 def find_moved(ops: Iterable[Operation], live: Liveness) -> Iterator[Moved]:
-    """Yield the convolutions between moves that can be written as dilated ones.
-
-    Args:
-        ops: the ops to look at.
-        live: tells who reads what.
-
-    Cost: linear in ops.
-    """
+    """Yield the convolutions between moves that can be written as dilated ones."""
     for op in ops:
         if op.type == "SpaceToBatchND" and not live.is_retired(op):
             # Folded for training, a layer runs twice on what is spread once.

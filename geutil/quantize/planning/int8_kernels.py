@@ -15,11 +15,12 @@ from enum import Enum
 import tensorflow as tf
 
 from geutil.graph import op_types
+from geutil.graph.op_types import types_in
 from geutil.graph.types import Operation
 
 
 class Treatment(Enum):
-    """What an op asks of the ranges of its result."""
+    """The relation of an op's range to those of its inputs."""
 
     PASSES = "forwards values, and with them their range"
     KEEPS = "makes values between those it reads, in the same range"
@@ -30,23 +31,14 @@ class Treatment(Enum):
 
 @dataclass(frozen=True)
 class Kernel:
-    """How the int8 kernel for a type of op works.
+    """How the int8 kernel for a type of op works."""
 
-    Attributes:
-        treatment: what it does to ranges.
-        inputs: which inputs are data; None for all.
-        range: the range that the kernel has built in.
-        fuses: whether a Relu behind it becomes part of it.
-        slot: what the FakeQuant op behind it is called.
-        activation: whether it is an activation function, by its name.
-    """
-
-    treatment: Treatment
-    inputs: tuple[int, ...] | None = (0,)
-    range: tuple[float, float] | None = None
-    fuses: bool = False
-    slot: str = "act_quant"
-    activation: str = ""
+    treatment: Treatment  # what it does to ranges
+    inputs: tuple[int, ...] | None = (0,)  # which inputs are data; None for all
+    range: tuple[float, float] | None = None  # the range that the kernel has built in
+    fuses: bool = False  # whether a Relu behind it becomes part of it
+    slot: str = "act_quant"  # what the FakeQuant op behind it is called
+    activation: str = ""  # whether it is an activation function, by its name
 
     def data_inputs(self, op: Operation) -> list[int]:
         """Return the indices of the inputs that need a range."""
@@ -111,40 +103,16 @@ MOVING = frozenset((*_MOVING_FIRST, "Split"))
 """Types of ops that forward values, and whose results have to be quantized all the
 same."""
 
+_FORWARDING = types_in(
+    """
+    BatchToSpaceND BroadcastTo DepthToSpace EnsureShape ExpandDims Gather GatherNd
+    GatherV2 Identity Max MaxPool Min MirrorPad Pad PlaceholderWithDefault
+    PreventGradient Reshape ResizeNearestNeighbor Roll Slice Snapshot SpaceToBatchND
+    SpaceToDepth Squeeze StopGradient StridedSlice Tile Transpose
+    """
+)
 _NEWEST: dict[str, Kernel] = {
-    **dict.fromkeys(
-        (
-            "BatchToSpaceND",
-            "BroadcastTo",
-            "DepthToSpace",
-            "EnsureShape",
-            "ExpandDims",
-            "Gather",
-            "GatherNd",
-            "GatherV2",
-            "Identity",
-            "Max",
-            "MaxPool",
-            "Min",
-            "MirrorPad",
-            "Pad",
-            "PlaceholderWithDefault",
-            "PreventGradient",
-            "Reshape",
-            "ResizeNearestNeighbor",
-            "Roll",
-            "Slice",
-            "Snapshot",
-            "SpaceToBatchND",
-            "SpaceToDepth",
-            "Squeeze",
-            "StopGradient",
-            "StridedSlice",
-            "Tile",
-            "Transpose",
-        ),
-        _passing(),
-    ),
+    **dict.fromkeys(sorted(_FORWARDING), _passing()),
     "IdentityN": _passing_all(),
     # They pass ranges on, but the converter wants to see them at the end of a model.
     **dict.fromkeys(_MOVING_FIRST, KEEPING),

@@ -46,11 +46,9 @@ _COMMUTES = op_types.ADDITIONS | {"Mul"}
 
 
 def neutral_input(op: Operation) -> int | None:
-    """Return which input an op yields unchanged: it adds a constant 0, say, or times 1.
-
-    None for other ops. Of variables nothing is known: they may be trained. Keras writes
-    a swish as `x * sigmoid(1.0 * x)`.
-    """
+    """Return the input that an op yields unchanged: it adds 0, say, or times 1."""
+    # None for other ops. Of variables nothing is known: they may be trained. Keras
+    # writes a swish as `x * sigmoid(1.0 * x)`.
     neutral = _NEUTRAL.get(op.type)
     if neutral is None or not op.outputs[0].dtype.is_floating:
         return None
@@ -66,13 +64,11 @@ def neutral_input(op: Operation) -> int | None:
 
 
 def kernel_of(op: Operation) -> int8_kernels.Kernel | None:
-    """Return what computes an op in int8; None if nothing does.
-
-    Before TensorFlow 2.20 the converter writes a BroadcastTo of up to four dimensions
-    as a product with ones, which are a constant if the shape is known, and else are
-    made in float. A SquaredDifference of more than four it writes as a difference and
-    its square, between which no FakeQuant lies.
-    """
+    """Return the int8 kernel of an op, or None."""
+    # Before TensorFlow 2.20 the converter writes a BroadcastTo of up to four dimensions
+    # as a product with ones, which are a constant if the shape is known, and else are
+    # made in float. A SquaredDifference of more than four it writes as a difference and
+    # its square, between which no FakeQuant lies.
     kernel = int8_kernels.KERNELS.get(op.type)
     if op.type == "SquaredDifference":
         rank = op.outputs[0].shape.rank
@@ -88,12 +84,8 @@ def kernel_of(op: Operation) -> int8_kernels.Kernel | None:
 
 
 def quantized_value(tensor: Tensor) -> Tensor | None:
-    """Return what a tensor is quantized to; None if it is not quantized.
-
-    With a delay, that is what chooses between the tensor and its quantized values.
-
-    Cost: linear in the readers of the tensor.
-    """
+    """Return the quantized version of a tensor, or None."""
+    # With a delay, that is what chooses between the tensor and its quantized values.
     live = Liveness(tensor.graph)
     for reader in _readers(tensor, live):
         # Channels of several axes are brought together, and taken apart again; blocks
@@ -151,10 +143,9 @@ def _chosen(result: Tensor, tensor: Tensor, live: Liveness) -> Tensor:
 
 
 def delayed_input(op: Operation) -> Tensor | None:
-    """Return the tensor that an op forwards until quantization starts.
-
-    None if it is another op: one that chooses between two tensors of the network, say.
-    """
+    """Return the tensor that an op forwards until quantization starts."""
+    # None if it is another op: one that chooses between two tensors of the network,
+    # say.
     if op.type not in op_types.SELECTS:
         return None
     quantized = op.inputs[1]
@@ -202,16 +193,9 @@ _SMALL = 64
 
 
 def find_twins(ops: Iterable[Operation]) -> list[list[Operation]]:
-    """Return groups of ops that have the same type, attributes and inputs.
-
-    Inputs are the same, too, if twins make them. Placeholders, variables and what has
-    state have no twins.
-
-    Args:
-        ops: the ops, in topological order.
-
-    Cost: linear in ops and edges.
-    """
+    """Return groups of ops that have the same type, attributes and inputs."""
+    # Inputs are the same, too, if twins make them. Placeholders, variables and what has
+    # state have no twins.
     groups: dict[Any, list[Operation]] = {}
     first: dict[Operation, Operation] = {}
     for op in ops:
@@ -245,17 +229,15 @@ def _identity(tensor: Tensor, first: dict[Operation, Operation]) -> Any:
 
 
 _READS = frozenset(("Identity", "ReadVariableOp"))
-# What hands values on, and what chooses while quantization is delayed.
+# Ops that forward values, and those that choose while quantization is delayed.
 _AROUND = int8_kernels.PASSING | op_types.SELECTS
 _PRODUCTS = frozenset(("BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul"))
 _BITS = 8
 
 
 def source_of(weights: Tensor) -> Tensor:
-    """Return what weights are read from: a constant, or the handle of a variable.
-
-    Of weights that are computed, these.
-    """
+    """Return the source of weights: a constant, or the handle of a variable."""
+    # Of weights that are computed, these.
     tensor = weights
     while tensor.op.type in _READS and len(tensor.op.inputs) == 1:
         tensor = tensor.op.inputs[0]
@@ -332,44 +314,36 @@ class Edge(NamedTuple):
 
 
 class Network:
-    """The ops of a graph that compute with data.
+    """The ops of a graph that compute with data."""
 
-    What only makes statistics for batch norms in training does not count, and neither
-    do ops that rewrites retired.
-
-    Args:
-        graph: the graph.
-        results: its results, as far as they are known; without them every op without
-            readers may be one.
-
-    Attributes:
-        ops: the ops, in topological order.
-        layers: those of them that multiply data by weights, and have int8 kernels.
-        unfed: ops that could, and read constants and variables only.
-        noise: the ops that compute with random numbers, and with no data.
-        random_layers: dropout and noise by their ends.
-
-    Cost: linear in ops and edges.
-    """
+    # Neither ops that only make statistics for batch norms in training count, nor ops
+    # that rewrites retired.
+    # `results`: its results, as far as they are known; without them every op without
+    # readers may be one.
 
     def __init__(self, graph: Graph, results: Iterable[Tensor]) -> None:
         self.origins = Origins(graph)
         self.live = Liveness(graph)
         self.results: IdentitySet = IdentitySet(results)
         all_ops = adjacency.topological_sort(replicas.own_operations(graph))
+        # The ops that compute with random numbers, and with no data.
         self.noise = noise_ops(all_ops, self.origins)
+        # Dropout and noise by their ends.
         self.random_layers = find_random_layers(all_ops, self.noise)
         needed = self._needed(all_ops)
+        # The ops, in topological order.
         self.ops = [op for op in all_ops if op in needed]
         self.place = {op: index for index, op in enumerate(self.ops)}
         candidate_layers = ((op, layer_of(op, self.origins)) for op in self.ops)
         layers = {op: layer for op, layer in candidate_layers if layer is not None}
         # Layers with float kernels are not quantized, but mark the region as others do.
+        # Those of them that multiply data by weights, and have int8 kernels.
         self.layers: dict[Operation, Layer] = {
             op: layer
             for op, layer in layers.items()
             if op.type not in int8_kernels.FLOAT_LAYERS
         }
+        # Ops that could, and read constants and variables only.
         self.unfed = [
             op
             for op in all_ops
@@ -417,12 +391,8 @@ class Network:
         return None
 
     def is_quantized_behind(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor is quantized by all that its values are handed on to.
-
-        A Reshape may stand between it and the FakeQuant op, for example.
-
-        Cost: linear in the ops that hand it on.
-        """
+        """Tell whether all ops that a tensor's values reach quantize it."""
+        # A Reshape may stand between it and the FakeQuant op, for example.
         waiting = [tensor]
         for passed in waiting:
             edges = self.readers(passed)
@@ -442,27 +412,21 @@ class Network:
         return True
 
     def is_behind_layers(self, op: Operation) -> bool:
-        """Tell whether an op may be part of a loss.
-
-        Of graphs whose results are not known that is what no layer depends on.
-        """
+        """Tell whether an op may be part of a loss."""
+        # Of graphs whose results are not known that is what no layer depends on.
         return self._region is not None and op not in self._region
 
     def leads_to_loss(self, op: Operation) -> bool:
-        """Tell whether an op behind the last layer looks like part of a loss.
-
-        That is, if what depends on it ends in a single number, or meets data that no
-        layer sees: the labels.
-        """
+        """Tell whether an op behind the last layer looks like part of a loss."""
+        # That is, if what depends on it ends in a single number, or meets data that no
+        # layer sees: the labels.
         if self._losses is None:
             self._losses = self._before_losses()
         return op in self._losses
 
     def fills_lists(self, op: Operation) -> bool:
-        """Tell whether an op runs a body that computes floats, and returns lists.
-
-        As the loop of `tf.map_fn` does. What the lists hold the graph does not say.
-        """
+        """Tell whether an op runs a body that computes floats, and returns lists."""
+        # As the loop of `tf.map_fn` does. What the lists hold the graph does not say.
         if op.type not in BODIES or all(t.dtype != tf.variant for t in op.outputs):
             return False
         names = function_defs.called_names([op.node_def])
@@ -531,7 +495,7 @@ class Network:
     def _may_be_result(self, tensor: Tensor) -> bool:
         """Tell whether a tensor that nothing reads may be one: numbers, or choices."""
         op = tensor.op
-        # What assigns to a version 1 variable returns it.
+        # An assignment to a version 1 variable returns it.
         if is_reference(tensor) or self.origins.of(tensor) is not None:
             return False
         chosen = (tensor.dtype.is_integer or tensor.dtype.is_bool) and op.inputs

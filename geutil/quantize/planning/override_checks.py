@@ -35,13 +35,9 @@ class Planned(Protocol):
 def check_obeyed(
     overrides: Overrides, plan: Planned, parameters: Parameters, network: Network
 ) -> None:
-    """Raise QuantizeError for an override that no op is quantized by.
-
-    An override of a regular expression may be for ops of many kinds: it is obeyed where
-    each of its fields is, by one of them.
-
-    Cost: linear in overrides and their ops.
-    """
+    """Raise QuantizeError for an override that no op is quantized by."""
+    # An override of a regular expression may be for ops of many kinds: it is obeyed
+    # where each of its fields is, by one of them.
     obeyed = _Obeyed(plan, parameters, network)
     for name, spec, ops in overrides.specs:
         for field, value in chosen(spec) or [("", None)]:
@@ -114,14 +110,14 @@ def _fault_of(points: list[Point], field: str, value: Any) -> str:
 
 
 def _fault_of_earlier(simulations: Sequence[Operation], field: str, value: Any) -> str:
-    """Return how FakeQuant ops that were there before differ from what is asked for."""
+    """Return how earlier FakeQuant ops differ from an override; "" if one fits."""
     if any(_is_asked_for(op, field, value) for op in simulations):
         return ""
     return f"is quantized already, by '{simulations[0].name}'; edit that op instead"
 
 
 def _is_asked_for(simulation: Operation, field: str, value: Any) -> bool:
-    """Tell whether a FakeQuant op has what a field asks for, as far as it shows."""
+    """Tell whether a FakeQuant op has the requested value of a field, if it shows."""
     get = simulation.get_attr
     if field in ("weight_bits", "activation_bits"):
         return bool(get("num_bits") == value)
@@ -143,7 +139,7 @@ def _is_asked_for(simulation: Operation, field: str, value: Any) -> bool:
 
 
 def _values(group: RangeGroup) -> dict[str, Any]:
-    """Return what the range of a tensor is like, by the names of a Spec's fields."""
+    """Return the properties of a range by the names of a Spec's fields."""
     form = group.form
     return {
         "weight_bits": form.bits,

@@ -1,6 +1,6 @@
 """The places of FakeQuant ops.
 
-Decided, named, checked against what the caller asked for.
+Decided, named, checked against the caller's overrides.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from geutil.graph import function_calls, op_types
 from geutil.graph.convolution_calls import is_convolution_call
+from geutil.graph.op_types import types_in
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.blocks import block_format
 from geutil.quantize.planning import draft_points, fused_ops, int8_kernels
@@ -35,21 +36,12 @@ from geutil.quantize.planning.random_layers import RandomLayer
 from geutil.quantize.spec import Format, QuantizeChoices, Spec
 from geutil.select.networks.layers import Layer
 
-# What the converter makes of parameters of other ops is as good.
-_WITH_PARAMETERS = frozenset(
-    (
-        "Add",
-        "AddV2",
-        "BatchMatMul",
-        "BatchMatMulV2",
-        "BatchMatMulV3",
-        "BiasAdd",
-        "Einsum",
-        "MatMul",
-        "Mul",
-        "SquaredDifference",
-        "Sub",
-    )
+# The converter's ranges of other ops' parameters are as good.
+_WITH_PARAMETERS = types_in(
+    """
+    Add AddV2 BatchMatMul BatchMatMulV2 BatchMatMulV3 BiasAdd Einsum MatMul Mul
+    SquaredDifference Sub
+    """
 )
 # TensorFlow 2.21 refuses divisors that are stored as 0, whatever the zero point is.
 _DIVIDES = "divides by data, for which TFLite has no int8 kernel that works"
@@ -70,67 +62,46 @@ _NO_WEIGHTS = "has no weights, and the scheme leaves activations in float"
 
 @dataclass(eq=False)
 class QuantizePlan:
-    """Where FakeQuant ops go in a graph.
+    """Where FakeQuant ops go in a graph."""
 
-    Attributes:
-        groups: the ranges, each with its points.
-        kernels: the ops that will be quantized, each with the op whose kernel computes
-            it, and with the point of what that makes, if it has one.
-        skips: the ops that will not be.
-        weights: for each layer the point of its weights.
-        results: for each kernel the point of what it makes.
-        notes: of layers, why their weights are stored otherwise than most.
-        prelus: activations to be written in another form before all this.
-        forms: of other ops what computes the same, likewise.
-        calls: calls of one convolution to be written as that, likewise.
-        biases: sums behind a Reshape that a layer could compute, likewise.
-        in_float: the skipped ops that the caller does not want quantized.
-        refused: ops of which TFLite's converter will make nothing.
-        unfed: products of constants and variables, which may have been meant.
-    """
-
+    # The ranges, each with its points.
     groups: list[draft_points.RangeGroup] = field(default_factory=list)
+    # The ops that will be quantized, each with the op whose kernel computes it, and
+    # with the point of what that makes, if it has one.
     kernels: dict[Operation, Operation] = field(default_factory=dict)
+    # The ops that will not be.
     skips: dict[Operation, draft_points.Skip] = field(default_factory=dict)
+    # For each layer the point of its weights.
     weights: dict[Operation, Point] = field(default_factory=dict)
+    # For each kernel the point of what it makes.
     results: dict[Operation, Point] = field(default_factory=dict)
+    # Of layers, why their weights are stored otherwise than most.
     notes: dict[Operation, str] = field(default_factory=dict)
+    # Activations to be written in another form before all this.
     prelus: list[Prelu] = field(default_factory=list)
+    # Of other ops what computes the same, likewise.
     forms: dict[Operation, Form] = field(default_factory=dict)
+    # Calls of one convolution to be written as that, likewise.
     calls: list[Operation] = field(default_factory=list)
+    # Sums behind a Reshape that a layer could compute, likewise.
     biases: list[Operation] = field(default_factory=list)
+    # The skipped ops that the caller does not want quantized.
     in_float: list[Operation] = field(default_factory=list)
+    # Ops of which TFLite's converter will make nothing.
     refused: list[Operation] = field(default_factory=list)
+    # Products of constants and variables, which may have been meant.
     unfed: list[Operation] = field(default_factory=list)
 
 
 def plan_quantization(
     graph: Graph, results: Iterable[Tensor], choices: QuantizeChoices
 ) -> QuantizePlan:
-    """Return where FakeQuant ops go.
-
-    Args:
-        graph: the graph.
-        results: its results, as far as they are known.
-        choices: what the caller asks for.
-
-    Raises:
-        QuantizeError: an override is for no op, or cannot be obeyed.
-
-    Cost: linear in ops and edges.
-    """
+    """Return where FakeQuant ops go."""
     return _PointPlanner(Network(graph, results), choices).plan()
 
 
 def quantized_ops(graph: Graph, results: Iterable[Tensor]) -> list[Operation]:
-    """Return the ops that read and make nothing that is left to be quantized.
-
-    Args:
-        graph: a graph that was quantized.
-        results: its results, as far as they are known.
-
-    Cost: that of planning its quantization again.
-    """
+    """Return the ops that read and make nothing that is left to be quantized."""
     plan = plan_quantization(graph, results, QuantizeChoices())
     points = [point for group in plan.groups for point in group.points]
     left = {edge.op for point in points for edge in point.readers or ()}
@@ -206,7 +177,7 @@ class _PointPlanner(Drafts):
         return self._obeying(plan)
 
     def _plan_of_drafts(self) -> QuantizePlan:
-        """Return the plan of what was decided on."""
+        """Return the plan of the drafts."""
         groups, points = draft_points.named(
             list(self.drafts.values()), self.network, self.shared
         )
@@ -233,11 +204,7 @@ class _PointPlanner(Drafts):
         return self.notes
 
     def _obeying(self, plan: QuantizePlan) -> QuantizePlan:
-        """Return a plan, what it writes in another form told, if overrides are obeyed.
-
-        Raises:
-            QuantizeError: one is not.
-        """
+        """Return a plan if it obeys the overrides; raise otherwise."""
         if not self.overrides.specs:
             return plan
         point_of = MutableIdentityMap(
@@ -251,7 +218,7 @@ class _PointPlanner(Drafts):
         return plan
 
     def _weigh(self, op: Operation) -> None:
-        """Plan the range of an op's weights, and none of what it reads or makes."""
+        """Plan the range of an op's weights alone."""
         layer = self.network.layers.get(op)
         floats = any(t.dtype.is_floating for t in op.outputs)
         if layer is None:
@@ -287,7 +254,7 @@ class _PointPlanner(Drafts):
         return format_of(layer, spec)
 
     def _share_with_twins(self) -> None:
-        """Let what twins make have one range; the one op that they become has one."""
+        """Let twins share a range: the converter makes one op of them."""
         for twins in find_twins(self.network.ops):
             for outputs in zip(*(op.outputs for op in twins), strict=True):
                 drafted = [t for t in outputs if t in self.drafts]
@@ -296,7 +263,7 @@ class _PointPlanner(Drafts):
                         self.shared.join(drafted[0], tensor)
 
     def _forms(self) -> dict[Operation, Form]:
-        """Return what computes what ops do that TFLite has no kernel for."""
+        """Return the forms of ops that TFLite has no kernel for."""
         network, forms = self.network, {}
         for op in network.ops:
             if op in network.noise or op in network.random_layers:
@@ -428,11 +395,11 @@ class _PointPlanner(Drafts):
             self._make(op, kernel)
 
     def _is_simulation(self, op: Operation) -> bool:
-        """Tell whether an op is FakeQuant, or chooses between it and what it reads."""
+        """Tell whether an op is FakeQuant, or delays it."""
         return op.type in int8_kernels.FAKE_QUANT or delayed_input(op) is not None
 
     def _skip(self, op: Operation, reason: str) -> None:
-        # What is in a body may well have kernels.
+        # Ops in a body may well have kernels.
         may_have_kernel = (
             op.type in (*int8_kernels.KERNELS, *BODIES) or op in self.network.layers
         )
@@ -453,10 +420,8 @@ class _PointPlanner(Drafts):
         self._end(chain, slot, spec)
 
     def _feeds_pool_and_more(self, tensor: Tensor) -> bool:
-        """Tell whether the converter forgets the range of what an op forwards.
-
-        It does so if an AvgPool reads it, and something else (TensorFlow 2.21).
-        """
+        """Tell whether the converter forgets the range of a forwarded tensor."""
+        # It does so if an AvgPool reads it, and something else (TensorFlow 2.21).
         readers = self.network.readers(tensor)
         return len(readers) > 1 and any(edge.op.type == "AvgPool" for edge in readers)
 
@@ -515,7 +480,7 @@ class _PointPlanner(Drafts):
                 self.origin[t], self.passing[op] = start, start[1]
 
     def _drop(self, layer: RandomLayer) -> None:
-        """Let a random layer forward what it gets, rounded or not, as at inference."""
+        """Let a random layer forward its input, rounded or not, as at inference."""
         source, result = layer.source, layer.end.outputs[0]
         self._skip(layer.end, _DROPS)
         if not self.network.is_data(source):

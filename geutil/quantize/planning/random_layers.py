@@ -14,30 +14,17 @@ from geutil.select.networks.provenance import DATA_SLOTS, Origins
 
 @dataclass(frozen=True, eq=False)
 class RandomLayer:
-    """Dropout, stochastic depth or noise, which at inference forwards its input.
+    """Dropout, stochastic depth or noise, which at inference forwards its input."""
 
-    Attributes:
-        end: the op that makes the result.
-        source: the input.
-        ops: all ops of the layer, the end among them.
-    """
-
-    end: Operation
+    end: Operation  # the op that makes the result
     source: Tensor
-    ops: tuple[Operation, ...]
+    ops: tuple[Operation, ...]  # all ops of the layer, the end among them
 
 
 def find_random_layers(
     ops: Sequence[Operation], noise: set[Operation]
 ) -> dict[Operation, RandomLayer]:
-    """Return the random layers among ops by their ends, further ones not inside others.
-
-    Args:
-        ops: the ops, in topological order.
-        noise: the ops that compute with random numbers alone.
-
-    Cost: linear in the ops, if there is noise.
-    """
+    """Return the outermost random layers among ops by their ends."""
     if not noise:
         return {}
     layers: dict[Operation, RandomLayer] = {}
@@ -56,16 +43,8 @@ def find_random_layers(
 
 
 def noise_ops(ops: Iterable[Operation], origins: Origins) -> set[Operation]:
-    """Return the ops that compute with random numbers, and with no data.
-
-    What a layer makes of random numbers counts as data: they are the network's input.
-
-    Args:
-        ops: ops of a graph, in topological order.
-        origins: the origins of its tensors.
-
-    Cost: linear in ops and edges.
-    """
+    """Return the ops that compute with random numbers, and with no data."""
+    # A layer's result on random numbers counts as data: they are the network's input.
     noise: set[Operation] = set()
     for op in ops:
         if op.type in DATA_SLOTS:

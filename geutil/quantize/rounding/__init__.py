@@ -1,1 +1,1 @@
-"""Rounding of weights that looks at what a layer makes of data."""
+"""Rounding of weights by a layer's results on data."""

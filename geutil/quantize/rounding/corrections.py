@@ -1,6 +1,6 @@
 """Corrections of weights and biases: small numbers that are added to them.
 
-Weights are rounded by a FakeQuant op. What is added before it decides to which side; 0
+Weights are rounded by a FakeQuant op. A correction before it decides the side; 0
 is to the nearest level. Weights themselves stay as they are, and so do other models
 that read them; training goes on from where rounding left off.
 """
@@ -28,18 +28,13 @@ SUFFIX = "correction"
 
 @dataclass(eq=False)
 class Correction:
-    """What is added to a tensor.
-
-    Attributes:
-        variable: the variable that holds it.
-        read: the op that reads it.
-    """
+    """A number that is added to each element of a tensor."""
 
     variable: Any
     read: Operation
 
     def set(self, value: Array) -> None:
-        """Set what is added."""
+        """Set the correction."""
         shape = self.variable.shape.as_list()
         whole = strategy_variables.whole(self.variable)
         whole.assign(value.reshape(shape).astype(np.float32))
@@ -48,14 +43,7 @@ class Correction:
 def corrections_of(
     graph: Graph, variables: Mapping[str, Any]
 ) -> dict[Operation, Correction]:
-    """Return the corrections of a FuncGraph, by the ops that add them.
-
-    Args:
-        graph: the graph.
-        variables: its variables by name.
-
-    Cost: linear in the ops.
-    """
+    """Return the corrections of a FuncGraph, by the ops that add them."""
     sums = [op for op in graph.get_operations() if uncorrected_input(op) is not None]
     outside = MutableIdentityMap(
         (inside, external) for external, inside in functions.bindings(graph)
@@ -74,12 +62,7 @@ def corrections_of(
 
 @contextmanager
 def cleared(graph: Graph, variables: Mapping[str, Any]) -> Iterator[None]:
-    """Set the corrections of a FuncGraph to zero; put them back if the block raises.
-
-    Args:
-        graph: the graph.
-        variables: its variables by name.
-    """
+    """Set the corrections of a FuncGraph to zero; put them back if the block raises."""
     corrections = corrections_of(graph, variables).values()
     before = [(each, each.variable.numpy()) for each in corrections]
     for correction, value in before:
@@ -95,17 +78,7 @@ def cleared(graph: Graph, variables: Mapping[str, Any]) -> Iterator[None]:
 def corrected(
     graph: Graph, edges: Sequence[tuple[str, list[Edge]]], variables: Mapping[str, Any]
 ) -> list[Correction]:
-    """Add zero to tensors, in variables that can be set.
-
-    Args:
-        graph: the FuncGraph.
-        edges: for each tensor a name, and the inputs of ops that shall read the sum.
-        variables: the variables of the model by name.
-
-    Raises:
-        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
-            forbidden.
-    """
+    """Add zero to tensors, in variables that can be set."""
     by_op = corrections_of(graph, variables)
     found = [by_op.get(_tensor(readers[0]).op) for _, readers in edges]
     new = [

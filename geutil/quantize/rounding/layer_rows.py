@@ -21,24 +21,15 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class RowsOfLayer:
-    """What a layer multiplies by what.
-
-    Attributes:
-        layer: the layer.
-        groups: how many matrices there are.
-        shape: the shape of the weights.
-        sizes: how many groups, inputs and outputs there are.
-        split: the shape of the weights with outputs divided by groups.
-        order: the axes of that: those of groups, of inputs, and of outputs.
-        counts: how many of them count groups, and how many inputs.
-    """
+    """A layer as products of rows with matrices."""
 
     layer: Layer
     shape: tuple[int, ...]
-    sizes: tuple[int, int, int]
-    split: tuple[int, ...]
+    sizes: tuple[int, int, int]  # how many groups, inputs and outputs there are
+    split: tuple[int, ...]  # the shape of the weights with outputs divided by groups
+    # The axes of that: those of groups, of inputs, and of outputs.
     order: tuple[int, ...]
-    counts: tuple[int, int]
+    counts: tuple[int, int]  # how many of them count groups, and how many inputs
 
     def matrices(self, weights: Array) -> Array:
         """Return weights as matrices: [groups, inputs, outputs]."""

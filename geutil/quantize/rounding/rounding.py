@@ -1,9 +1,9 @@
-"""Weights rounded layer by layer, by what the layers make of data.
+"""Weights rounded layer by layer, by the layers' results on data.
 
-A layer reads x~, simulated with what was decided on those before it, where the network
-without quantization reads x. Its rounded weights Q shall make of x~ what its weights W
-make of x. The weights that come nearest without rounding, W + (H + D)^-1 (C - H) W with
-H = E x~^T x~ and C = E x~^T x, are what is rounded; D is a part of the mean diagonal of
+A layer reads x~, simulated with the decisions on those before it, where the network
+without quantization reads x. Its rounded weights Q shall make x~ Q near x W, with its
+weights W. The weights that come nearest without rounding, W + (H + D)^-1 (C - H) W with
+H = E x~^T x~ and C = E x~^T x, are rounded; D is a part of the mean diagonal of
 H, so that few rows of data do not count for more than they tell. Where there is a bias,
 it takes over differences of the means, and H and C are of deviations from them (Nagel
 et al. 2019, arXiv 1906.04721, section 4.2).
@@ -21,20 +21,88 @@ import tensorflow as tf
 from geutil.errors import QuantizeError
 from geutil.graph.types import Operation
 from geutil.quantize.blocks import with_stored_steps
-from geutil.quantize.calibration.ranges import (
-    RangeSite,
-    frozen,
-    variable_values,
-)
-from geutil.quantize.plan_insertion import undone_on_error
+from geutil.quantize.calibration.ranges import RangeSite, frozen, variable_values
+from geutil.quantize.insertion import undone_on_error
 from geutil.quantize.planning.network import Edge, Network
-from geutil.quantize.rounding import clipping, solvers
+from geutil.quantize.rounding import solvers
 from geutil.quantize.rounding.corrections import Correction, corrected
 from geutil.quantize.rounding.stages import Data, Stages
 from geutil.quantize.rounding.targets import NotRounded, Target, find_targets
 from geutil.quantize.spec import Range
 
 Array = np.ndarray[Any, Any]
+
+_FACTORS = np.linspace(1.0, 0.4, 13)
+_ROUNDS = 20
+
+
+def min_max(target: Target, ends: Range, weights: Array, hessian: Array) -> Range:
+    """Return the range as it is: that of the values."""
+    del target, weights, hessian
+    return ends
+
+
+def mse(target: Target, ends: Range, weights: Array, hessian: Array) -> Range:
+    """Return the range in which rounding changes the layer's result least."""
+    # Of a range from 0.4 times as wide to all of it, the one with the least sum of
+    # squared errors of the weights on their nearest levels, each counted by the mean
+    # square of what it multiplies.
+    # `weights`: [groups, inputs, outputs].
+    # `hessian`: [groups, inputs, inputs].
+    importance = np.einsum("gii->gi", hessian)[:, :, None]
+    least, chosen = np.full(np.shape(ends.low), np.inf), np.ones(np.shape(ends.low))
+    for factor in _FACTORS:
+        grid = target.grid(_scaled(ends, factor))
+        error = importance * (grid.nearest(weights) - weights) ** 2
+        total = _by_channel(target.simulated(error), np.shape(ends.low))
+        chosen = np.where(total < least, factor, chosen)
+        least = np.minimum(total, least)
+    return _scaled(ends, chosen)
+
+
+def octav(target: Target, ends: Range, weights: Array, hessian: Array) -> Range:
+    """Return the range with the least error if weights lay evenly within each step."""
+    # With b bits, s is where the noise of steps, s^2 4^-b / 3 for each weight inside,
+    # and that of clipping balance: s <- sum of |w| outside / (4^-b / 3 inside +
+    # outside), by their numbers (Sakr et al. 2022, arXiv 2206.06501, equation 6).
+    # `weights`: [groups, inputs, outputs].
+    del hessian
+    size = np.abs(target.simulated(weights)).astype(np.float64)
+    shape = np.shape(ends.low)
+    share = 4.0**-target.site.form.bits / 3.0
+    bound = _by_channel(size, shape) / np.maximum(_by_channel(size > 0, shape), 1)
+    for _ in range(_ROUNDS):
+        outside = size > bound
+        inside = _by_channel((size > 0) & ~outside, shape)
+        weight = share * inside + _by_channel(outside, shape)
+        total = _by_channel(np.where(outside, size, 0.0), shape)
+        bound = np.where(weight > 0, total / np.maximum(weight, 1e-30), bound)
+    low, high = (np.asarray(end, np.float64) for end in ends)
+    return Range(
+        np.maximum(low, -bound).astype(np.float32),
+        np.minimum(high, bound).astype(np.float32),
+    )
+
+
+def _scaled(ends: Range, factor: Any) -> Range:
+    low, high = (np.asarray(end * factor, np.float32) for end in ends)
+    return Range(low, high)
+
+
+def _by_channel(values: Array, shape: tuple[int, ...]) -> Array:
+    """Return the sums of values over all axes but that of the channels, the last."""
+    if not shape:
+        return np.asarray(values.sum(dtype=np.float64))
+    total: Array = values.reshape(-1, shape[0]).sum(0, dtype=np.float64)
+    return total
+
+
+CLIPPINGS: dict[str, Callable[[Target, Range, Array, Array], Range]] = {
+    "min_max": min_max,
+    "mse": mse,
+    "octav": octav,
+}
+
 
 ROUNDINGS = ("nearest", "gptq", "adaround")
 _MOST_ROWS = 4096
@@ -44,30 +112,20 @@ _DAMPING, _DAMPING_OF_TARGET = 0.05, 0.3
 
 @dataclass(frozen=True)
 class Choice:
-    """How weights are rounded.
+    """How weights are rounded."""
 
-    Attributes:
-        rounding: "nearest", "gptq" or "adaround".
-        clipping: how their ranges are chosen: "min_max", "mse" or "octav".
-        correct_bias: whether biases take over differences of the means.
-    """
-
-    rounding: str
-    clipping: str
-    correct_bias: bool
+    rounding: str  # "nearest", "gptq" or "adaround"
+    clipping: str  # how their ranges are chosen: "min_max", "mse" or "octav"
+    correct_bias: bool  # whether biases take over differences of the means
 
     @classmethod
     def of(
         cls, rounding: str, clipping_name: str | None, correct_bias: bool | None
     ) -> Choice:
-        """Return a choice, with what goes well together where nothing is said.
-
-        Raises:
-            QuantizeError: there is no such rounding or clipping.
-        """
+        """Return a choice, with defaults that fit each other."""
         for what, name, names in (
             ("rounding", rounding, ROUNDINGS),
-            ("clipping", clipping_name, (None, *clipping.CLIPPINGS)),
+            ("clipping", clipping_name, (None, *CLIPPINGS)),
         ):
             if name not in names:
                 known = ", ".join(n for n in names if n is not None)
@@ -117,19 +175,13 @@ class Rounded:
 
 @dataclass(frozen=True, eq=False)
 class _Rows:
-    """Rows that a layer reads: [groups, rows, inputs] each.
+    """Rows that a layer reads: [groups, rows, inputs] each."""
 
-    Their largest value is 1, so that no square of theirs is lost.
+    # Their largest value is 1, so that no square of theirs is lost.
 
-    Attributes:
-        exact: if nothing were quantized.
-        simulated: with what was decided on earlier layers.
-        scale: what both were divided by.
-    """
-
-    exact: Array
-    simulated: Array
-    scale: float
+    exact: Array  # if nothing were quantized
+    simulated: Array  # with what was decided on earlier layers
+    scale: float  # what both were divided by
 
     @property
     def means(self) -> tuple[Array, Array]:
@@ -160,25 +212,10 @@ def round_weights(
     choice: Choice,
     progress: Callable[[Sequence[Target]], Iterable[Target]] = iter,
 ) -> list[Rounded | NotRounded]:
-    """Round the weights of a quantized model.
-
-    Args:
-        model: a `geutil.model.Model`, whose corrections are zero.
-        sites: its ranges.
-        ranges: what these are to be, by name; those of weights that are clipped become
-            narrower here.
-        samples: batches by the names of its inputs.
-        choice: how.
-        progress: yields the layers one by one, and may show how far it is.
-
-    Returns:
-        Each layer whose weights are quantized: rounded, or not and why.
-
-    Raises:
-        QuantizeError: the graph has a loop of version 1; nothing is changed.
-
-    Cost: two runs of the model for each batch, and what the solvers take.
-    """
+    """Round the weights of a quantized model."""
+    # `ranges`: what these are to be, by name; those of weights that are clipped become
+    # narrower here.
+    # Returns each layer whose weights are quantized: rounded, or not and why.
     graph = model.graph
     entries = find_targets(Network(graph, model.outputs.values()), sites)
     targets = [entry for entry in entries if isinstance(entry, Target)]
@@ -264,7 +301,7 @@ class _Run:
         )
 
     def assign(self) -> None:
-        """Put what was decided into the variables."""
+        """Write the decisions to the variables."""
         for correction, value in self._later:
             correction.set(value)
 
@@ -278,7 +315,7 @@ class _Run:
         ends = self._ranges[target.site.name]
         if target.shares_range:
             return ends
-        clip = clipping.CLIPPINGS[self._choice.clipping]
+        clip = CLIPPINGS[self._choice.clipping]
         ends = clip(target, ends, weights, hessian)
         ends = with_stored_steps(ends, target.site.form)
         self._ranges[target.site.name] = ends
@@ -308,7 +345,7 @@ class _Run:
 def _corrections(
     model: Any, targets: Sequence[Target], choice: Choice
 ) -> dict[Target, tuple[Correction, Correction | None]]:
-    """Return what is added to the weights of layers, and to their biases."""
+    """Return the corrections of the weights of layers, and of their biases."""
     edges: list[tuple[str, list[Edge]]] = [
         (target.site.name, [Edge(op, 0) for op in target.simulations])
         for target in targets
@@ -332,7 +369,7 @@ def _corrections(
 def _noise(
     rows: _Rows, weights: Array, rounded: Array, shift: Array | float = 0.0
 ) -> float:
-    """Return the mean square of what changes in results, over their variance."""
+    """Return the mean square of changes in results, over their variance."""
     exact = rows.exact @ weights
     noise = float(np.mean(np.square(rows.simulated @ rounded + shift - exact)))
     variance = float(np.mean(np.square(exact - exact.mean(1, keepdims=True))))

@@ -24,17 +24,11 @@ _NOTHING = 1e-10
 
 @dataclass(frozen=True, eq=False)
 class Grid:
-    """The values that weights can have: `low + step * k` for k from 0 to `most`.
+    """The values that weights can have: `low + step * k` for k from 0 to `most`."""
 
-    Attributes:
-        low: the lowest value of each weight, in the shape of the weights.
-        step: the distance of two values; 0 where all weights of a channel are 0.
-        most: the largest k.
-    """
-
-    low: Array
-    step: Array
-    most: int
+    low: Array  # the lowest value of each weight, in the shape of the weights
+    step: Array  # the distance of two values; 0 where all weights of a channel are 0
+    most: int  # the largest k
 
     def level(self, values: Array, where: Any = ...) -> Array:
         """Return the k of the values nearest to given ones, as floats."""
@@ -53,15 +47,11 @@ class Grid:
 
 
 def damped(hessian: Array, share: float) -> Array:
-    """Return Hessians with a share of their mean diagonal added to each of it.
-
-    Args:
-        hessian: [groups, inputs, inputs].
-        share: the share.
-    """
+    """Return Hessians with a share of their mean diagonal added to each of it."""
+    # `hessian`: [groups, inputs, inputs].
     diagonal = np.einsum("gii->gi", hessian)
     mean = diagonal.mean(-1, keepdims=True)
-    # What is next to nothing beside others is all rounding errors.
+    # Values next to nothing beside others are all rounding errors.
     added = share * np.maximum(mean, _NOTHING * mean.max())
     # Data of zeros alone: any rounding is as good as another.
     added = np.where(added > 0, added, 1.0)
@@ -76,24 +66,15 @@ def squared_error(hessian: Array, difference: Array) -> Array:
 
 
 def gptq(hessian: Array, weights: Array, grid: Grid) -> Array:
-    """Return weights rounded one after the other, each for the errors before it.
-
-    The error of weights that are rounded already is made up for by those that are not:
-    with H = R R^T and R upper triangular the error is
-
-        sum over k of (R_kk d_k + sum over j < k of R_jk d_j)^2,
-
-    whose terms are made least in order of k, from the input with the largest variance
-    on (Frantar et al. 2022, arXiv 2210.17323; that this is Babai's nearest plane:
-    Chen et al. 2025, arXiv 2507.18553).
-
-    Args:
-        hessian: [groups, inputs, inputs], positive definite.
-        weights: [groups, inputs, outputs].
-        grid: the values that they can have.
-
-    Cost: for each group inputs^3 / 3 and inputs^2 * outputs / 2 products.
-    """
+    """Return weights rounded one after the other, each for the errors before it."""
+    # The error of weights that are rounded already is made up for by those that are
+    # not: with H = R R^T and R upper triangular the error is
+    # sum over k of (R_kk d_k + sum over j < k of R_jk d_j)^2,
+    # whose terms are made least in order of k, from the input with the largest variance
+    # on (Frantar et al. 2022, arXiv 2210.17323; that this is Babai's nearest plane:
+    # Chen et al. 2025, arXiv 2507.18553).
+    # `hessian`: [groups, inputs, inputs], positive definite.
+    # `weights`: [groups, inputs, outputs].
     order = np.argsort(-np.einsum("gii->gi", hessian), axis=1, kind="stable")
     rows = order[:, :, None]
     permuted = np.take_along_axis(
@@ -136,21 +117,13 @@ _WEIGHT = 1.0
 
 
 def adaround(hessian: Array, weights: Array, grid: Grid, steps: int) -> Array:
-    """Return weights rounded up or down as gradient descent finds it best.
-
-    A weight is its lower level and h(v) of a step, h a sigmoid that is stretched beyond
-    0 and 1 and cut off there, and v is learnt with Adam. After a fifth of the steps
-    1 - |2 h - 1|^b draws h to 0 or 1, the more so the lower b is: it falls from 20 to 2
-    (Nagel et al. 2020, arXiv 2004.10568, equations 22 to 24).
-
-    Args:
-        hessian: [groups, inputs, inputs].
-        weights: [groups, inputs, outputs].
-        grid: the values that they can have.
-        steps: how many.
-
-    Cost: two times inputs^2 * outputs products for each group and step.
-    """
+    """Return weights rounded up or down as gradient descent finds it best."""
+    # A weight is its lower level and h(v) of a step, h a sigmoid that is stretched
+    # beyond 0 and 1 and cut off there, and v is learnt with Adam. After a fifth of the
+    # steps 1 - |2 h - 1|^b draws h to 0 or 1, the more so the lower b is: it falls from
+    # 20 to 2 (Nagel et al. 2020, arXiv 2004.10568, equations 22 to 24).
+    # `hessian`: [groups, inputs, inputs].
+    # `weights`: [groups, inputs, outputs].
     step = np.where(grid.step > 0, grid.step, np.float32(1.0))
     position = np.clip((weights - grid.low) / step, 0, grid.most)
     lower = np.minimum(np.floor(position), grid.most - 1)

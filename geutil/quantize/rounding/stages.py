@@ -1,8 +1,8 @@
 """Runs of a network layer by layer, exact and simulated side by side.
 
-What is decided on a layer changes what later ones read. So the graph is cut into
+A decision on a layer changes the data of later ones. So the graph is cut into
 stages, one for each layer: an op belongs to the last layer that it depends on. Each
-stage is run once for all batches, from what earlier ones have left behind.
+stage is run once for all batches, from the results that earlier ones keep.
 """
 
 from __future__ import annotations
@@ -23,36 +23,19 @@ _NOT_KEPT = (tf.resource, tf.variant)
 
 
 class Data(NamedTuple):
-    """What a layer reads, batch by batch.
+    """The data of a layer, batch by batch."""
 
-    Attributes:
-        exact: if nothing were quantized.
-        simulated: with what was decided on earlier layers.
-    """
-
-    exact: list[Any]
-    simulated: list[Any]
+    exact: list[Any]  # if nothing were quantized
+    simulated: list[Any]  # with what was decided on earlier layers
 
 
 class Stages:
-    """The stages of a FuncGraph.
+    """The stages of a FuncGraph."""
 
-    Args:
-        graph: the graph.
-        inputs: its inputs by name.
-        layers: the layers to stop at, in topological order.
-        samples: batches of data by the names of the inputs; they are held in memory,
-            and so is what they become between two stages.
-        simulated: what stands in for ops in the simulation; it is asked anew for each
-            stage.
-
-    Raises:
-        QuantizeError: the graph has a loop of version 1.
-
-    Cost: linear in ops and edges; all runs together are two of the graph for each
-    batch. What an op with several results makes is computed anew where later stages
-    read it.
-    """
+    # `samples`: batches of data by the names of the inputs; they are held in memory,
+    # and so is what they become between two stages.
+    # `simulated`: what stands in for ops in the simulation; it is asked anew for each
+    # stage.
 
     def __init__(
         self,
@@ -77,14 +60,14 @@ class Stages:
         self._count = len(samples)
 
     def data_of(self, index: int) -> Data:
-        """Return what a layer reads; to be asked for one layer after the other."""
+        """Return the data of a layer; to be asked for one layer after the other."""
         self._run(index)
         layer = self._layers[index]
         exact, simulated = self._kept[layer.op.inputs[layer.data].name]
         return Data(exact, simulated)
 
     def _plan(self) -> list[dict[str, Tensor]]:
-        """Return what each stage has to leave behind, by name."""
+        """Return the tensors that each stage has to keep, by name."""
         wanted: list[dict[str, Tensor]] = [{} for _ in range(len(self._layers) + 1)]
         self._last_use: dict[str, int] = {}
         for index, layer in enumerate(self._layers):
@@ -99,7 +82,7 @@ class Stages:
         return wanted
 
     def _read(self, targets: Sequence[Tensor], stage: int) -> list[Tensor]:
-        """Return what a stage reads of earlier ones to make tensors."""
+        """Return the tensors of earlier stages that a stage reads."""
         found: dict[str, Tensor] = {}
         waiting = list(dict.fromkeys(t.op for t in targets))
         seen = set(waiting)
@@ -121,7 +104,7 @@ class Stages:
         return list(found.values())
 
     def _run(self, stage: int) -> None:
-        """Run a stage, keep what it makes, and forget what nobody reads any more."""
+        """Run a stage, keep its results, and forget those that have no reader left."""
         targets = [t for t in self._wanted[stage].values() if t.name not in self._kept]
         if targets:
             sources = {f"s{i}": t for i, t in enumerate(self._read(targets, stage))}

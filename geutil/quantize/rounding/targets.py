@@ -1,4 +1,4 @@
-"""Weights that can be rounded by what their layer makes of data, and their biases."""
+"""Weights that can be rounded by their layer's results on data, and their biases."""
 
 from __future__ import annotations
 
@@ -51,26 +51,16 @@ class NotRounded:
 
 @dataclass(frozen=True, eq=False)
 class Target:
-    """A layer whose weights can be rounded.
+    """A layer whose weights can be rounded."""
 
-    Attributes:
-        rows: the layer as a product of rows with matrices.
-        simulations: the FakeQuant ops of its weights: its own, and those of layers
-            that read the same.
-        site: the range of its weights.
-        values: its weights, in the shape that these ops make.
-        shares_range: whether other weights have the same range.
-        path: the tensors between the two, from the FakeQuant op on.
-        bias: what adds its bias; None if it has none of its own.
-    """
-
-    rows: RowsOfLayer
+    rows: RowsOfLayer  # the layer as a product of rows with matrices
+    # The FakeQuant ops of its weights: its own, and those of layers that read the same.
     simulations: tuple[Operation, ...]
-    site: RangeSite
-    values: Array
-    shares_range: bool
-    path: tuple[Tensor, ...]
-    bias: Edge | None
+    site: RangeSite  # the range of its weights
+    values: Array  # its weights, in the shape that these ops make
+    shares_range: bool  # whether other weights have the same range
+    path: tuple[Tensor, ...]  # the tensors between the two, from the FakeQuant op on
+    bias: Edge | None  # what adds its bias; None if it has none of its own
 
     @property
     def layer(self) -> Layer:
@@ -78,7 +68,7 @@ class Target:
         return self.rows.layer
 
     def matrices(self, values: Array) -> Array:
-        """Return what a FakeQuant op makes as matrices: [groups, inputs, outputs]."""
+        """Return a FakeQuant op's values as matrices: [groups, inputs, outputs]."""
         return self.rows.matrices(self._to_kernel(values))
 
     def simulated(self, matrices: Array) -> Array:
@@ -90,7 +80,7 @@ class Target:
         return _skip(self.layer.op, reason)
 
     def _to_kernel(self, values: Array) -> Array:
-        """Return what a layer reads if its FakeQuant op makes some values."""
+        """Return a layer's weights for values of its FakeQuant op."""
         for t in self.path:
             if t.op.type == "Transpose":
                 values = values.transpose(_permutation(t.op))
@@ -99,7 +89,7 @@ class Target:
         return values
 
     def _from_kernel(self, values: Array) -> Array:
-        """Return what a FakeQuant op makes if the layer reads some values."""
+        """Return a FakeQuant op's values for weights of its layer."""
         for t in reversed(self.path):
             if t.op.type == "Transpose":
                 values = values.transpose(np.argsort(_permutation(t.op)))
@@ -126,10 +116,7 @@ def _permutation(op: Operation) -> Array:
 def find_targets(
     network: Network, sites: Sequence[RangeSite]
 ) -> list[Target | NotRounded]:
-    """Return the layers of a network whose weights are quantized, in order.
-
-    Cost: linear in ops and edges; one run of what weights depend on.
-    """
+    """Return the layers of a network whose weights are quantized, in order."""
     site_by_op = {op: site for site in sites if site.is_weights for op in site.ops}
     # Corrections that there are by now do not count.
     values = values_of([op.inputs[0] for op in site_by_op], unquantized)
@@ -190,10 +177,8 @@ def _path(kernel: Tensor) -> list[Tensor] | None:
 
 
 def _bias_of(layer: Layer, network: Network) -> Edge | None:
-    """Return the input of an op that is a layer's bias, and nothing else's.
-
-    Ops may stand between that only move values: those around a dilated convolution.
-    """
+    """Return the input of an op that is a layer's bias, and nothing else's."""
+    # Ops may stand between that only move values: those around a dilated convolution.
     if layer.spreads:
         return None
     tensor = layer.result

@@ -3,11 +3,11 @@
 Clients define a batch norm differently, since they change different parts of it:
 
 - a fold needs the run of ops that scale and shift channels, so as to replace it
-  (`geutil.batchnorm.norm_runs`);
+  (`geutil.batchnorm.norms`);
 - stripping needs the mean and the variance over the batch, whatever a norm does with
   them, so as to put other values in their place (`batch_moments`);
 - re-estimation needs the variables of a norm at inference, and the data of these
-  statistics, in folded layers too (`geutil.quantize.reestimated_norms`).
+  statistics, in folded layers too (`geutil.quantize.reestimation`).
 
 Their common questions are answered here; the variables that follow moments are in
 `geutil.select.networks.moving_averages`.

@@ -1,7 +1,7 @@
 """Cross-layer equalization of a model: its scales and its report.
 
 Channels of two layers with homogeneous ops between them can be scaled by any s > 0:
-what the first layer makes by 1/s, and what the second one reads by s. With
+the first layer's result by 1/s, and the second one's data by s. With
 
     s = sqrt(r1 * r2) / r2
 
@@ -11,6 +11,7 @@ sqrt(r1 * r2) (Nagel et al. 2019, arXiv 1906.04721, section 4.1, equation 11).
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,13 +22,166 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import creation, types
 from geutil.graph.edits import InputEdit, apply_edits, transaction
-from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
+from geutil.graph.op_types import FUSED_NORMS, SHIFTS, types_in
+from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
-from geutil.quantize.planning.network import Network
-from geutil.quantize.scalable_layers import ScalableLayer, ScalingObstacle, find_links
+from geutil.quantize.planning.network import Edge, Network
 from geutil.select.networks.layers import Layer
-from geutil.select.networks.provenance import Origin
+from geutil.select.networks.provenance import Origin, reduced_axes
+
+# f(s * x) = s * f(x) for s > 0, channel by channel.
+_HOMOGENEOUS = types_in(
+    """
+    AddN AvgPool BatchToSpaceND Identity LeakyRelu MaxPool MaxPoolV2 Neg Pad Relu
+    SpaceToBatchND StopGradient
+    """
+)
+
+
+@dataclass(frozen=True)
+class ScalingObstacle:
+    """The obstacle to scaling the channels of a layer."""
+
+    op: str  # the op that stands in the way, by name
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class ScalableLayer:
+    """A layer, and the layers that read its result."""
+
+    first: Layer
+    seconds: tuple[Layer, ...]
+    channels: int  # how many channels lie between them
+    # The inputs of ops between them that are added to the channels.
+    biases: tuple[Edge, ...]
+    clips: tuple[Operation, ...]  # the Relu6 ops between them
+
+
+def find_links(
+    network: Network, replace_relu6: bool
+) -> Iterator[ScalableLayer | ScalingObstacle]:
+    """Yield for each layer in topological order its link, or why it has none."""
+    for layer in network.layers.values():
+        yield _Region(layer, network, replace_relu6).link()
+
+
+class _Region:
+    """The ops between a layer and those that read its result."""
+
+    def __init__(self, layer: Layer, network: Network, replace_relu6: bool) -> None:
+        self._layer = layer
+        self._network = network
+        self._replace_relu6 = replace_relu6
+        self._inside: IdentitySet = IdentitySet()
+        self._waiting: list[tuple[int, Operation]] = []
+        self._channels = int(np.prod(layer.sizes(layer.outputs) or [0]))
+        self._biases: list[Edge] = []
+        self._clips: list[Operation] = []
+        self._seconds: dict[Operation, Layer] = {}
+
+    def link(self) -> ScalableLayer | ScalingObstacle:
+        """Return the link of the layer, or why it has none."""
+        layer = self._layer
+        if not self._channels:
+            return ScalingObstacle(layer.op.name, "has weights of unknown shape")
+        reason, op = self._enter(layer.result), layer.op
+        # In topological order: what an op reads was decided on before it.
+        while self._waiting and not reason:
+            _, op = heapq.heappop(self._waiting)
+            reason = self._take(op)
+        if reason:
+            return ScalingObstacle(op.name, reason)
+        if not self._seconds:
+            return ScalingObstacle(layer.op.name, "has no layer behind it")
+        return ScalableLayer(
+            layer,
+            tuple(self._seconds.values()),
+            self._channels,
+            tuple(self._biases),
+            tuple(self._clips),
+        )
+
+    def _enter(self, tensor: Tensor) -> str:
+        if tensor in self._network.results:
+            return "makes an output of the model"
+        if tensor.dtype != tf.float32:
+            return f"computes in {tensor.dtype.name}, not in float32"
+        self._inside.add(tensor)
+        for edge in self._network.readers(tensor):
+            entry = (self._network.place[edge.op], edge.op)
+            if entry not in self._waiting:
+                heapq.heappush(self._waiting, entry)
+        return ""
+
+    def _take(self, op: Operation) -> str:
+        """Take a reader in; return why that cannot be, or nothing."""
+        second = self._network.layers.get(op)
+        if second is not None:
+            return self._end(second)
+        data = [t for t in op.inputs if self._network.is_data(t)]
+        if any(t not in self._inside for t in data):
+            return f"({op.type}) reads data that comes from elsewhere, too"
+        reason = self._refusal(op, data)
+        return reason or self._enter(op.outputs[0])
+
+    def _end(self, second: Layer) -> str:
+        kind, sizes = second.op.type, second.sizes(second.inputs)
+        if sizes is None:
+            return f"({kind}) has weights of unknown shape"
+        count = int(np.prod(sizes))
+        if count != self._channels:
+            return (
+                f"({kind}) has {count} input channels in its weights, and there are "
+                f"{self._channels}: it is grouped"
+            )
+        self._seconds[second.op] = second
+        return ""
+
+    def _refusal(self, op: Operation, data: list[Tensor]) -> str:
+        kind = op.type
+        if kind in FUSED_NORMS:
+            return "is a batch norm; fold it first, with geutil.batchnorm"
+        if kind == "Relu6":
+            return self._clip(op)
+        if kind == "Mean":
+            return self._averaged(op)
+        if kind in SHIFTS:
+            return self._summed(op, data)
+        if kind in _HOMOGENEOUS or (kind == "Mul" and len(data) == 1):
+            return ""
+        return f"({kind}) does not keep the scale of channels"
+
+    def _clip(self, op: Operation) -> str:
+        if self._replace_relu6:
+            self._clips.append(op)
+            return ""
+        return (
+            "(Relu6) clips at 6, whatever the scale; pass replace_relu6=True to use "
+            "Relu instead, which changes what the model computes"
+        )
+
+    def _averaged(self, op: Operation) -> str:
+        axes, rank = reduced_axes(op), op.inputs[0].shape.rank
+        if axes is None or rank is None or self._layer.axis != -1 or rank - 1 in axes:
+            return "(Mean) may average over channels"
+        return ""
+
+    def _summed(self, op: Operation, data: list[Tensor]) -> str:
+        if len(data) == len(op.inputs):
+            return ""
+        ((slot, bias),) = (
+            (i, t) for i, t in enumerate(op.inputs) if not self._network.is_data(t)
+        )
+        sizes = bias.shape.as_list() if bias.shape.rank is not None else [None]
+        axis = -1 if op.type == "BiasAdd" else self._layer.axis
+        of_channels = len(sizes) >= -axis and sizes[axis] == self._channels
+        if bias.shape.num_elements() != (self._channels if of_channels else 1):
+            return f"({op.type}) adds something else than a bias"
+        self._biases.append(Edge(op, slot))
+        return ""
+
 
 Array = np.ndarray[Any, Any]
 
@@ -37,17 +191,11 @@ _CLOSE = 1e-7
 
 @dataclass(eq=False)
 class Weights:
-    """The weights of a layer, being scaled.
-
-    Attributes:
-        values: the values, in float64.
-        outputs: the axes that together count the channels of the result.
-        inputs: those that count the channels of the data.
-    """
+    """The weights of a layer, being scaled."""
 
     values: Array
-    outputs: tuple[int, ...]
-    inputs: tuple[int, ...]
+    outputs: tuple[int, ...]  # the axes that together count the channels of the result
+    inputs: tuple[int, ...]  # those that count the channels of the data
 
     def ranges(self, axes: tuple[int, ...]) -> Array:
         """Return the largest magnitude in each channel."""
@@ -67,18 +215,11 @@ def spread(factors: Array, shape: Sequence[int], axes: tuple[int, ...]) -> Array
 
 
 def equalized(pairs: Sequence[tuple[Weights, Sequence[Weights]]]) -> list[Array]:
-    """Scale the weights of pairs of layers until the ranges of each pair are alike.
-
-    Args:
-        pairs: a layer, and those that read what it makes. Of several the largest range
-            of a channel counts.
-
-    Returns:
-        For each pair the s of its channels. Channels that are zero in a layer keep 1.
-
-    Cost: a sweep over all weights for each iteration. A chain of 20 layers takes some
-    100.
-    """
+    """Scale the weights of pairs of layers until the ranges of each pair are alike."""
+    # `pairs`: a layer, and those that read what it makes. Of several the largest range
+    # of a channel counts.
+    # Returns for each pair the s of its channels. Channels that are zero in a layer
+    # keep 1.
     totals = [np.ones(first.ranges(first.outputs).size) for first, _ in pairs]
     for _ in range(_MOST_SWEEPS):
         change = 0.0
@@ -334,7 +475,7 @@ def _ratio(weights: Weights) -> float:
 
 
 def _scaled(links: Sequence[ScalableLayer], scales: Sequence[Array]) -> list[_Scaled]:
-    """Return what is multiplied by what, each input of an op once."""
+    """Return the inputs to scale with their factors, each input of an op once."""
     factors: dict[Operation, tuple[Layer, Array]] = {}
 
     def multiply(layer: Layer, by: Array, axes: tuple[int, ...]) -> None:

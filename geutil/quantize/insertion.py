@@ -1,4 +1,4 @@
-"""The insertion of FakeQuant ops by a plan, and what it is kept from."""
+"""The insertion of FakeQuant ops by a plan, and the graphs that it refuses."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from geutil.graph import (
     exchanges,
     op_types,
     replicas,
+    runtime,
     state,
     types,
 )
@@ -29,7 +30,7 @@ from geutil.graph.edits import (
     transaction,
 )
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor
-from geutil.quantize import guarding, range_variables
+from geutil.quantize import range_variables
 from geutil.quantize.planning.draft_points import Point, RangeGroup
 from geutil.quantize.planning.network import Edge
 from geutil.quantize.range_variables import (
@@ -41,9 +42,48 @@ from geutil.quantize.range_variables import (
 )
 from geutil.quantize.spec import Range
 from geutil.rewrite.liveness import Liveness
+from geutil.select.networks.layers import training_ops
 from geutil.select.networks.provenance import Origins
 from geutil.transform.op_templates import Later, Stencils
 from geutil.transform.step_counter import check_step_variable, step_counter
+
+
+def refuse_mesh(graph: Graph) -> None:
+    """Raise QuantizeError for a function that reads variables of a DTensor mesh."""
+    if runtime.is_on_mesh(graph):
+        raise QuantizeError(
+            "the function reads variables of a DTensor mesh, and DTensor has no layout "
+            "for FakeQuant ops; quantize it outside of the mesh, or shard the batch by "
+            "tf.distribute"
+        )
+
+
+def refuse_training_ops(graph: Graph) -> None:
+    """Raise QuantizeError for a graph that holds gradients or optimizer ops."""
+    refused_ops = training_ops(graph)
+    if refused_ops:
+        raise QuantizeError(
+            f"'{refused_ops[0].name}' ({refused_ops[0].type}) belongs to gradients or "
+            "an optimizer; insert quantization before gradients, into a graph that "
+            "has none"
+        )
+    if replicas.outputs_meant(graph):
+        _refuse_gradients_of_outputs(graph)
+
+
+def _refuse_gradients_of_outputs(graph: Graph) -> None:
+    own = frozenset(replicas.own_operations(graph))
+    origins = Origins(graph)
+    for op in training_ops(graph, graph.get_operations()):
+        for t in op.inputs:
+            is_input = t.op.type in op_types.PLACEHOLDERS or origins.is_parameter(t)
+            if t.op in own and t.dtype.is_floating and not is_input:
+                raise QuantizeError(
+                    f"'{op.name}' ({op.type}) belongs to gradients and reads "
+                    f"'{t.name}', which the outputs depend on; insert quantization "
+                    "before gradients"
+                )
+
 
 _logger = logging.getLogger("geutil")
 
@@ -61,12 +101,7 @@ def undone_on_error(graph: Graph) -> Iterator[None]:
 
 
 def checked_delay(delay: Any, is_training: bool, step: Any = None) -> int:
-    """Return the delay as a number.
-
-    Raises:
-        ArgumentTypeError: it is no number, or steps cannot be counted in `step`.
-        QuantizeError: it is negative, or makes no sense.
-    """
+    """Return the delay as a number."""
     if step is not None:
         check_step_variable(step)
     if delay is None:
@@ -87,43 +122,23 @@ Ends = tuple[Any, Any]
 
 @dataclass(frozen=True, eq=False)
 class Mode:
-    """How ranges come about.
+    """How ranges come about."""
 
-    Attributes:
-        is_training: learn them; else they are read.
-        delay: the training step from which on anything is quantized; 0 is at once.
-        step: the variable that counts the steps; None makes one where it is needed.
-    """
-
-    is_training: bool
+    is_training: bool  # learn them; else they are read
+    # The training step from which on anything is quantized; 0 is at once.
     delay: int = 0
+    # The variable that counts the steps; None makes one where it is needed.
     step: Any = None
 
 
 def insert(
     graph: Graph, groups: list[RangeGroup], mode: Mode, variables: RangeVariables
 ) -> MutableIdentityMap[Tensor]:
-    """Quantize the tensors of ranges.
-
-    Args:
-        graph: the graph.
-        groups: the ranges, with the points where they are used.
-        mode: whether they are learnt.
-        variables: what makes their variables.
-
-    Returns:
-        For each tensor what it is quantized to.
-
-    Raises:
-        QuantizeError: a variable that is given has another shape.
-        StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
-            forbidden.
-
-    Cost: linear in points and edges.
-    """
+    """Quantize the tensors of ranges."""
+    # Returns for each tensor what it is quantized to.
     if not groups:
         return MutableIdentityMap()
-    guarding.refuse_mesh(graph)
+    refuse_mesh(graph)
     if replicas.in_several():
         _name_as_first(groups)
     elif mode.is_training and replicas.in_nested_function():
@@ -171,11 +186,7 @@ def insert(
 
 
 def _name_as_first(groups: list[RangeGroup]) -> None:
-    """Name the ranges of a replica as those of the first one, whose variables they use.
-
-    Raises:
-        QuantizeError: the replicas are not quantized alike.
-    """
+    """Give the ranges of a replica the names, and so the variables, of the first's."""
 
     def check(every: list[list[tuple[str, Any]]]) -> None:
         for others in every[1:]:
@@ -194,7 +205,7 @@ def _name_as_first(groups: list[RangeGroup]) -> None:
 
 
 def _in_order(graph: Graph, groups: list[RangeGroup]) -> list[RangeGroup]:
-    """Return ranges, each behind those that what it is learnt from depends on."""
+    """Return ranges in topological order of the tensors they are learnt from."""
     ops = adjacency.topological_sort(replicas.own_operations(graph))
     place = {op: index for index, op in enumerate(ops)}
     return sorted(
@@ -203,7 +214,7 @@ def _in_order(graph: Graph, groups: list[RangeGroup]) -> list[RangeGroup]:
 
 
 def _edges(point: Point, live: Liveness) -> list[Edge]:
-    """Return what will read a tensor quantized."""
+    """Return the inputs that will read a tensor quantized."""
     if point.readers is not None:
         return point.readers
     values = [
@@ -241,10 +252,8 @@ def _reading(tensor: Tensor, live: Liveness) -> list[Edge]:
 
 
 def _device(point: Point, edges: list[Edge]) -> str:
-    """Return where a tensor is quantized: weights where they are read.
-
-    What reads a variable stands where that does, or nowhere.
-    """
+    """Return where a tensor is quantized: weights where they are read."""
+    # The reader of a variable stands where that does, or nowhere.
     own = str(point.tensor.op.device)
     reading = str(edges[0].op.device) if edges else ""
     return reading or own if point.group.weights else own or reading
@@ -279,7 +288,7 @@ class _Builder:
             self._steps = step_counter(graph, mode.step).value
 
     def make(self) -> MutableIdentityMap[Tensor]:
-        """Make the ops; return what each tensor is quantized to."""
+        """Make the ops; return the quantized version of each tensor."""
         tensor_of = self._stencils.make()
         return MutableIdentityMap(
             (p.tensor, tensor_of[later]) for p, later in self._results
@@ -303,7 +312,7 @@ class _Builder:
         )
 
     def merge(self, groups: list[RangeGroup]) -> None:
-        """Take what ranges are learnt from over all replicas, one after the other."""
+        """Reduce the ends of ranges over all replicas, one range after the other."""
         learnt = [g for g in groups if not g.fixed and not g.weights]
         if not self._in_step or not learnt:
             return
@@ -430,7 +439,7 @@ class _Builder:
 
 
 def _shape(tensor: Tensor, form: Any) -> Any:
-    """Return what the ops for channels of several axes, or for blocks, depend on."""
+    """Return the shape that ops for channels of several axes or blocks depend on."""
     by_shape = len(form.axes) > 1 or form.block is not None
     return tuple(tensor.shape.as_list()) if by_shape else None
 
