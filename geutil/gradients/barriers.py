@@ -169,14 +169,10 @@ _OF_POOLS = frozenset(("MaxPoolGrad", "MaxPoolGradV2", "MaxPool3DGrad"))
 
 
 def data_barrier(tensors: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
-    """Return stand-ins for `tensors` that XLA cannot compute before `after`.
-
-    A stand-in has the value of its tensor, bit for bit, and passes its gradient on. Its
-    readers neither run before all of `after` is computed nor merge with those of the
-    tensor itself. Infinities and NaNs in `after` do not matter. Raises
-    ArgumentTypeError for tensors that cannot depend on data: resources, variants,
-    strings, quantized numbers.
-    """
+    """Return stand-ins of the same values that XLA cannot compute before `after`."""
+    # A stand-in passes its gradient on. Its readers neither run before all of `after`
+    # nor merge with those of the tensor itself. Infinities and NaNs in `after` do not
+    # matter.
     # A computed tensor goes through a loop that never turns. XLA does not fuse a loop,
     # so that the tensor itself is held, and gives its results the memory of its inputs,
     # so that nothing is copied, unless an op that can run after the loop reads the

@@ -55,13 +55,9 @@ def keep_apart(
     before: Readers,
     copies: Iterable[tuple[Operation, Operation, Operation]],
 ) -> None:
-    """Keep Grappler from joining ops that are left with one reader of several.
-
-    Args:
-        step: the step, which recomputes by now.
-        before: the readers of tensors with plain gradients.
-        copies: forward ops that run again, with a copy and an op that runs after it.
-    """
+    """Keep Grappler from joining ops left with one of several readers `before`."""
+    # `copies` are forward ops that run again, each with a copy and an op that runs
+    # later.
     # A copy's last reader reads an op in between. Originals get a second reader
     # instead: TensorFlow may be differentiating them just now, and their edges must not
     # change.
@@ -97,13 +93,9 @@ def without_joined(
 def pin_sum_inputs(
     step: PlainStep, before: Readers, copies: Iterable[tuple[Operation, Operation]]
 ) -> None:
-    """Hold the inputs of sums as long as the backward pass held them.
-
-    Args:
-        step: the step, which recomputes by now.
-        before: the readers of tensors with plain gradients.
-        copies: forward ops that run again, with an op that runs after the forward pass.
-    """
+    """Hold the inputs of sums as long as the backward pass held them `before`."""
+    # `copies` are forward ops that run again, with an op that runs after the forward
+    # pass.
     backward = frozenset(step.backward)
     added: MutableIdentityMap[Tensor] = MutableIdentityMap()
     summands = {

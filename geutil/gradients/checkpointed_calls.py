@@ -552,18 +552,10 @@ def _move_gradients(
     stand_in_gradients: Iterable[tuple[Tensor, Tensor]],
     graph: Graph,
 ) -> list[Any]:
-    """Copy the backward pass of a step, with its recomputation, to another graph.
-
-    The other graph, of a function, captures the forward tensors that the backward pass
-    reads, and TensorFlow holds these for it: kept tensors, if the step recomputes the
-    others.
-
-    Args:
-        step: the step; its gradients depend on seeds that were made of stand-ins.
-        before: how many ops its graph had before it was built.
-        stand_in_gradients: the gradient in `graph` for each stand-in.
-        graph: the other graph.
-    """
+    """Copy the backward pass of a step, made since `before`, to another graph."""
+    # The other graph, of a function, captures the forward tensors that the backward
+    # pass reads, and TensorFlow holds these for it: kept tensors, if the step
+    # recomputes others.
     there = types.MutableIdentityMap(stand_in_gradients)
     new_ops = frozenset(state.ops_since(step.graph, before))
     late = reached(

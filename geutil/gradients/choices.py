@@ -189,15 +189,11 @@ Choose = Callable[[PlainStep, Any], tuple[Keeping, Recomputation]]
 def choose_all(
     step: PlainStep, options: Options, encoder: Encoder, choose: Choose
 ) -> Candidate:
-    """Choose the tensors that a step keeps, its encodings, and levels of its loops.
-
-    Loops are rebuilt where the choice is free: for "memory", if that lowers the peak,
-    and within a budget, if it takes less time. The `encoder` adds ops without readers
-    to the graph. Raises PlanError if nothing fits, or a plan was made for another step.
-    Cost: that of `choose`; two to four times, if the step may be encoded; with loops
-    that can compute values again, four and the binary logarithm of their number times
-    that.
-    """
+    """Choose the tensors that a step keeps, its encodings, and levels of its loops."""
+    # Loops are rebuilt where the choice is free: for "memory", if that lowers the peak,
+    # and within a budget, if it takes less time. `encoder` adds ops without readers.
+    # Cost: that of `choose`; two to four times with encodings; with loops that can
+    # compute values again, four and the binary logarithm of their number times that.
     refuse_mesh(step.graph)
     search = _CandidateSearch(step, options, encoder, choose)
     loops, plan = search.loops, options.checkpoints
@@ -303,11 +299,9 @@ class _CandidateSearch:
 def best_of(
     choices: Sequence[Levels], attempt: Callable[[Levels], Candidate | PlanError]
 ) -> Candidate:
-    """Return the best candidate over choices of loops, by bisection.
-
-    If one of the `choices`, in the order of `LoopChoices.in_order`, can be met, so can
-    those behind it, or all before it. Raises PlanError if none can be met.
-    """
+    """Return the best candidate over choices of loops, or raise PlanError."""
+    # If one of the `choices`, in the order of `LoopChoices.in_order`, can be met, so
+    # can those behind it, or all before it.
     tried = [attempt(levels) for levels in dict.fromkeys((choices[0], choices[-1]))]
     first, last = tried[0], tried[-1]
     low, high = 0, len(choices) - 1

@@ -273,13 +273,11 @@ def least_cut(
     given: Collection[int],
     needed: Collection[int],
 ) -> list[int]:
-    """Return the nodes of least weight that all needed ones follow from, in order.
-
-    A minimum vertex cut between the nodes that are given and those that are needed;
-    `read` has the inputs of each node. Of equal cuts it is the one nearest to the
-    needed nodes. Source: Ford and Fulkerson, "Maximal flow through a network", 1956;
-    the shortest path first (Edmonds and Karp, 1972).
-    """
+    """Return the nodes of least weight that all needed ones follow from, in order."""
+    # A minimum vertex cut between given and needed nodes; `read` has the inputs of
+    # each. Of equal cuts it is the one nearest to the needed nodes. Source: Ford and
+    # Fulkerson, "Maximal flow through a network", 1956; the shortest path first
+    # (Edmonds and Karp, 1972).
     source, sink = -1, -2
     # More than any cut of the nodes weighs: such edges are never a part of one.
     unlimited = sum(weights) + 1
@@ -404,11 +402,8 @@ class Rebuilt:
 
 
 def rebuild(loop: Loop, level: int) -> Rebuilt:
-    """Return bodies for two loops, one of which computes the values of a cut again.
-
-    The graph stays as it is until `Rebuilt.apply`. Raises PlanError if TensorFlow does
-    not take a body apart.
-    """
+    """Return bodies for two loops, one of which computes a cut's values again."""
+    # The graph stays as it is until `Rebuilt.apply`.
     cut = loop.cuts[level]
     graph = loop.forward.graph
     callers = {c.op: c for c in function_calls.callers_in(graph)}

@@ -171,10 +171,7 @@ class StepProgram:
     def quick(
         self, segments: Iterable[Segment] = (), places: Mapping[str, int] = _NO_PLACES
     ) -> Simulation:
-        """Simulate the step, and ops that run again, in one low-memory order.
-
-        `places` are as in `Recomputation`.
-        """
+        """Simulate the step, and segments that run again, in one low-memory order."""
         program = self.program(segments)
         if not self._ordered:
             return simulate(program)
@@ -226,13 +223,11 @@ class StepProgram:
         *,
         updates_wait: bool = False,
     ) -> Program:
-        """Return the step with the ops of some segments run again.
-
-        If there are any, sums of gradients are added up as these come. If
-        `updates_wait`, updates that matter wait for all readers of their variables,
-        apart from ops that run again. Otherwise an update may leave the old value
-        behind.
-        """
+        """Return the step with the ops of some segments run again."""
+        # If there are any, sums of gradients are added up as these come. If
+        # `updates_wait`, updates that matter wait for all readers of their variables,
+        # apart from ops that run again. Otherwise an update may leave the old value
+        # behind.
         nodes = list(self._nodes)
         sizes = list(self._sizes)
         segments = list(segments)
@@ -364,12 +359,10 @@ class StepProgram:
         back: Mapping[int, int],
         gate: int,
     ) -> dict[int, int]:
-        """Add the second run of a segment behind its gate: barriers, copies of its ops.
-
-        Adds to `nodes` and `sizes`; `earlier` are the copies in each segment before,
-        `turns` counts the earlier runs of ops, `sent` are tensors on another device,
-        `back` those that come from there. Returns the copies of tensors, all by number.
-        """
+        """Add the second run of a segment behind its gate; return its copies."""
+        # `earlier` are the copies in each segment before, `turns` counts the earlier
+        # runs of ops, `sent` are tensors on another device, `back` those that come from
+        # there.
         copies: dict[int, int] = {}
         for t in segment.kept:
             for number in self._numbers([t]):

@@ -92,15 +92,10 @@ class Replanning:
     def again(
         self, limit: int, finished: Edits, fetched: IdentitySet
     ) -> tuple[PlainStep, Report] | None:
-        """Build the gradients by a plan for another limit; None if that cannot be.
-
-        Nothing is changed then, nor where it raises PlanError for want of a choice.
-
-        Args:
-            limit: in bytes.
-            finished: the edges of the complete graph, before its ops were ordered.
-            fetched: the tensors that the caller asks for. A gradient among them stays.
-        """
+        """Build the gradients by a plan for another limit; None if that cannot be."""
+        # Nothing is changed then, nor where it raises PlanError for want of a choice.
+        # `finished` are the edges of the complete graph before its ops were ordered; a
+        # gradient that is `fetched` stays.
         before = edges_of(self._graph.get_operations())
         if self.built is None or limit <= 0:
             return None

@@ -195,10 +195,7 @@ def resolve(
     among_others: bool = False,
     returns: Callable[[Recomputation], Recomputation] | None = None,
 ) -> Keeping:
-    """Return the tensors to keep of a step by the `checkpoints` of `gradients`.
-
-    `among_others` is as in `choose_for_memory`, `returns` as in `Trials`.
-    """
+    """Return the tensors to keep of a step by the `checkpoints` of `gradients`."""
     resolver = _Resolver(step, min_checkpoint_size, among_others, returns)
     keeping = resolver.resolve(checked(step.graph, checkpoints))
     if keeping.time_of is op_time:

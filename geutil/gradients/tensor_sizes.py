@@ -40,12 +40,7 @@ _FEW = 64
 
 
 def given_shapes(graph: Graph, shapes: GivenShapes | None) -> list[tuple[Tensor, Dims]]:
-    """Return the tensors whose shapes a caller gives, with these.
-
-    Raises ArgumentTypeError for a value that is no shape; SelectionError if the graph
-    has no such tensor, or the shape does not fit the known one, or leaves a dimension
-    open.
-    """
+    """Return the tensors whose shapes a caller gives, with these, checked."""
     tensor_dims = []
     for key, shape in types.pairs_of(shapes):
         tensor = _found(graph, types.dereference(key))
@@ -243,12 +238,9 @@ def warning_of_sizes(ops: Iterable[Operation]) -> str | None:
 
 
 def negligible_bytes(sizes: Iterable[int], share: float = 0.01) -> int:
-    """Return the size up to which tensors are kept because they do not matter.
-
-    The smallest tensors that make up at most `share` of all `sizes` in bytes: the
-    statistics of a batch norm, pooled features, indices. To recompute them would save
-    nothing, and would tie segments together.
-    """
+    """Return the largest size of tensors that together are a small share."""
+    # The statistics of a batch norm, pooled features, indices: to recompute them would
+    # save nothing, and would tie segments together.
     counts = Counter(sizes)
     left = share * sum(counts.elements())
     limit = 0

@@ -49,12 +49,8 @@ Flags = npt.NDArray[np.bool_]
 
 
 def heaviest_closure(requires: tuple[Ints, Ints], weights: Ints) -> tuple[int, Flags]:
-    """Return the weight of the heaviest closure, and which nodes are in it.
-
-    Of each pair in `requires`, the first node cannot be taken without the second.
-    Raises MissingExtraError where OR-Tools is not installed. Cost: that of a maximum
-    flow.
-    """
+    """Return the weight of the heaviest closure, and its nodes, by a maximum flow."""
+    # Of each pair in `requires`, the first node cannot be taken without the second.
     try:
         from ortools.graph.python import max_flow
     except ImportError as error:

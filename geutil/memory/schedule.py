@@ -31,13 +31,9 @@ def negligible_size(program: Program) -> int:
 def planned_order(
     program: Program, known: Mapping[int, int] = _NONE_KNOWN
 ) -> Simulation:
-    """Simulate a program in the best of several orders.
-
-    No order is best for all networks, so `frugal_order` is tried with each rank, and
-    the executor's own order as well; with `known`, the places of some nodes, also
-    `order_around` these. Of equal peaks the first counts. Cost: some 80 us for each
-    node.
-    """
+    """Simulate a program in the best of several orders, `known` places among them."""
+    # No order is best for all networks. Of equal peaks the first counts. Cost: some 80
+    # us for each node.
     edges = _Edges(program)
     tried = [_Scheduler(edges, r) for r in ("length", "usual", "creation")]
     if known:
@@ -57,26 +53,22 @@ def quick_order(program: Program, known: Mapping[int, int] = _NONE_KNOWN) -> Sim
 
 
 def frugal_order(program: Program, rank: Rank = "length") -> list[int]:
-    """Return the nodes in a low-memory order.
-
-    A node that holds no more than before runs as soon as it can. So does one whose
-    large result the nodes behind it use up at once: a weight gradient and its update,
-    which then run in one burst. If there is no such node, `rank` decides. With "length"
-    the node with the longest way to the end runs: the end of a shorter way, to be added
-    to the result of a longer one, would be held in the meantime. (List scheduling by
-    critical path, Coffman and Graham 1972, after all free nodes.)
-    """
+    """Return the nodes in a low-memory order."""
+    # A node that holds no more than before runs as soon as it can. So does one whose
+    # large result the nodes behind it use up at once: a weight gradient and its update,
+    # which then run in one burst. If there is no such node, `rank` decides. With
+    # "length" the node with the longest way to the end runs: the end of a shorter way,
+    # to be added to the result of a longer one, would be held in the meantime. (List
+    # scheduling by critical path, Coffman and Graham 1972, after all free nodes.)
     return list(_Scheduler(_Edges(program), rank).run().order)
 
 
 def order_around(program: Program, known: Mapping[int, int]) -> list[int]:
-    """Return the nodes in an order around known places of some of them.
-
-    Of the others, those that make no more than the largest tensor that they read run
-    right behind their inputs, and so do those that no node needs; the rest just before
-    the first node that needs them. An update of a variable comes behind the readers of
-    its old value. Several nodes may have the same place in `known`.
-    """
+    """Return the nodes in an order around known places of some of them."""
+    # Of the others, those that make no more than the largest tensor that they read run
+    # right behind their inputs, and so do those that no node needs; the rest just
+    # before the first node that needs them. An update of a variable comes behind the
+    # readers of its old value. Several nodes may have the same place in `known`.
     return list(_Scheduler(_Edges(program), known, greedy=False).run().order)
 
 

@@ -184,11 +184,8 @@ def executed_step(
     device: str | None = None,
     rules: str | None = None,
 ) -> Step:
-    """Return the step that TensorFlow runs for some fetches, but for oneDNN's merging.
-
-    The arguments are those of `predict`; `rules` is a device whose rules hold for all
-    ops, wherever they run.
-    """
+    """Return the step that TensorFlow runs for some fetches, before oneDNN."""
+    # `rules` is a device whose rules hold for all ops, wherever they run.
     step = _read(ys_or_fetches, feeds, shapes, grappler, onednn, device, rules)
     return step if grappler else step.merged()
 
@@ -428,11 +425,8 @@ def fit_batch(
     first: int = FIRST,
     most: int = MOST,
 ) -> BatchFit:
-    """Return the largest batch size within a limit in bytes.
-
-    `held` returns the bytes for a batch size, None if there is no such step; it is
-    called two to five times where bytes grow in proportion. `first` is tried first.
-    """
+    """Return the largest batch size within a limit; `held` returns the bytes of one."""
+    # It is called two to five times where bytes grow in proportion.
     search = _BatchSearch(limit, most)
     batch = min(first, most)
     while not search.is_settled():

@@ -157,12 +157,9 @@ def op_times(
     measured: bool = False,
     in_seconds: bool = False,
 ) -> Times:
-    """Return the times of ops: estimated, or in seconds if some can be `measured`.
-
-    Where others are measured, an op that cannot be takes as long as its estimate next
-    to theirs. Ops that run functions have the time of these in `called_times`. Raises
-    PlanError if times have to be `in_seconds`, and no op can be measured.
-    """
+    """Return the times of ops: estimated, or in seconds if some can be `measured`."""
+    # Where others are measured, an op that cannot be takes as long as its estimate next
+    # to theirs. Ops that run functions have the time of these in `called_times`.
     ops = list(ops)
 
     def estimate(op: Operation) -> float:

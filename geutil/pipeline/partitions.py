@@ -210,10 +210,7 @@ def even_split(
     devices: Sequence[str],
     micro_batches: int,
 ) -> Partition:
-    """Cut the forward pass into stages of as many ops each, to compare partitions with.
-
-    The arguments and errors are those of `partition` by memory.
-    """
+    """Cut the forward pass into stages of as many ops, to compare with."""
     tensors = _targets(ys)
     line = _Line(get_backward_walk_ops(tensors, control_inputs=True))
     flights = _flights(len(devices), micro_batches, "1f1b")

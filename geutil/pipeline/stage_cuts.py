@@ -41,20 +41,11 @@ class SequenceCut:
 def cut_sequence(
     crossing: Sequence[float], stages: int, row: Row, *, slack: float = 0.02
 ) -> SequenceCut:
-    """Cut a sequence into stages: the largest is least, and then the traffic.
-
-    By dynamic programming over all stretches, whose costs may fall as they grow: stages
-    times the square of the length, in numpy. Raises PlanError if there are more stages
-    than elements, or less than one.
-
-    Args:
-        crossing: the bytes that cross a cut at each place, from 0 to the length of the
-            sequence, both included.
-        stages: how many stages.
-        row: returns the costs of the stretches of a stage from a start on, by their
-            ends.
-        slack: the share by which the largest stage may be larger, to save traffic.
-    """
+    """Cut a sequence into stages: the largest is least, and then the traffic."""
+    # By dynamic programming over all stretches, whose costs may fall as they grow:
+    # stages times the square of the length, in numpy. `crossing` has the bytes that
+    # cross each place from 0 to the length, both included; the largest stage may be
+    # larger by the share `slack`, to save traffic.
     length = len(crossing) - 1
     if not 1 <= stages <= length:
         raise PlanError(
@@ -99,11 +90,9 @@ def cut_sequence(
 def lower_largest(
     ends: Sequence[int], cost: StageCost
 ) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Move the ends of the largest stage inwards as long as that helps.
-
-    Returns the ends and costs of the stages. No move of an end of the largest stage by
-    a power of two, with ends behind it moved along, makes the largest less.
-    """
+    """Move the ends of the largest stage inwards as long as that helps."""
+    # No move of an end of the largest stage by a power of two, with ends behind it
+    # moved along, then makes the largest less.
     cuts = [0, *ends]
     costs = [cost(s, i, j) for s, (i, j) in enumerate(pairwise(cuts))]
     while True:

@@ -26,32 +26,26 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class StageMemory:
-    """A training step by the pieces of its forward pass.
+    """A training step by the pieces of its forward pass."""
 
-    A stage holds its weights with their gradients, the kept tensors of the micro-
-    batches in flight, and the buffers of its forward and backward pass of one micro-
-    batch. The last is estimated for all stretches at once (`estimates`), or simulated
-    in the step of all stages (`peak`).
+    # A stage holds its weights with their gradients, the kept tensors of the micro-
+    # batches in flight, and the buffers of its forward and backward pass of one micro-
+    # batch. The last is estimated for all stretches at once, or simulated in the step
+    # of all stages.
 
-    Attributes:
-        program: the step of one micro-batch, gradients handed on as they come.
-        nodes: of each piece the nodes, by number.
-        held: of each piece the bytes of weights, their gradients and constants.
-        kept: of each piece the bytes that its backward ops read of the forward pass.
-        working: of each piece the most that is held besides while it runs.
-        inputs: of each tensor that several pieces read or make: bytes, the piece that
-            makes it, and those that read it.
-        flights: of each stage the micro-batches in flight.
-        again: whether a stage recomputes its forward pass to go backward.
-    """
-
+    # The step of one micro-batch, gradients handed on as they come.
     program: Program
+    # Of each piece: the nodes; the bytes of weights, their gradients and constants;
+    # those that backward ops read of the forward pass; the most besides as it runs.
     nodes: tuple[tuple[int, ...], ...]
     held: Floats
     kept: Floats
     working: Floats
+    # Of each tensor between pieces: bytes, who makes it, and who read it.
     inputs: tuple[tuple[int, int, tuple[int, ...]], ...]
+    # Of each stage the micro-batches in flight.
     flights: tuple[int, ...]
+    # Whether a stage recomputes its forward pass to go backward.
     again: bool
 
     @cached_property
@@ -148,21 +142,10 @@ def stage_memory(
     again: bool,
     shapes: GivenShapes | None = None,
 ) -> StageMemory:
-    """Read the training step behind some tensors, piece by piece.
-
-    The forward pass is copied to another graph and differentiated there by its
-    variables, or where it has none by its feeds. Raises PlanError if the tensors cannot
-    be differentiated, PredictionError if sizes depend on unknown dimensions.
-
-    Args:
-        ys: the tensors.
-        piece_of: the piece of each op behind them.
-        shared: those of them that all micro-batches share.
-        held: of each piece the bytes of weights with gradients, and of constants.
-        flights: of each stage the micro-batches in flight.
-        again: whether stages compute again.
-        shapes: as in `geutil.memory.predict`.
-    """
+    """Read the training step behind some tensors, piece by piece."""
+    # The forward pass is copied to another graph and differentiated there by its
+    # variables, or where it has none by its feeds. `shared` ops are those of all micro-
+    # batches, `held` the bytes of weights with gradients, and of constants, by piece.
     copier = Transformer()
     copier.assign_collections_handler = lambda info, element, copy: None
     graph = creation.new_graph()

@@ -647,13 +647,10 @@ def _shift(search):  # type: ignore[no-untyped-def]
 def _evict_one(  # type: ignore[no-untyped-def]
     search, failed, round_, noise, way, chain, over
 ):
-    """Free an output that waits across the fullest run, and run it before its next use.
-
-    Tell whether that, or something else, may be tried again. `failed` has, at the
-    places of `readers` and for nodes that are read at the end, the latest round in
-    which freeing brought nothing. `chain` and `over` are room for runs, and for the
-    bytes and the runs above the budget up to each slot.
-    """
+    """Free an output that waits across the fullest run; tell whether to go on."""
+    # `failed` has, at the places of `readers` and for nodes that are read at the end,
+    # the latest round in which freeing brought nothing. `chain` and `over` are room for
+    # runs, and for the bytes and the runs above the budget up to each slot.
     inputs, nodes, slots, now = search.inputs, search.nodes, search.slots, search.now[0]
     if not _has_space(search, len(chain)):
         return False
@@ -714,12 +711,8 @@ def _evict_one(  # type: ignore[no-untyped-def]
 
 @compiled
 def evict(search, rounds, noise, way):  # type: ignore[no-untyped-def]
-    """Free and compute again the cheapest output for its bytes, time after time.
-
-    Each of at most so many rounds looks at the fullest run, and at all outputs that
-    wait there for a later use. `noise` is how much a choice is left to chance, `way`
-    one of `WAYS`.
-    """
+    """Free and compute again the cheapest outputs for their bytes."""
+    # `noise` is how much a choice is left to chance, `way` one of `WAYS`.
     now = search.now[0]
     chain = np.zeros(4 * CHAIN, np.int64)
     over = np.zeros((len(search.slots), 2))
@@ -777,12 +770,10 @@ def _rebuilt(  # type: ignore[no-untyped-def]
 
 @compiled
 def rebuild(search, shifted, heat, cold, moves, goal):  # type: ignore[no-untyped-def]
-    """Take runs out and evict anew, again and again; accept good results.
-
-    A move shifts a run, and then one more, as often as `shifted` says. `heat` and
-    `cold` are the temperatures at the first and the last move, as shares of the time of
-    all nodes; `goal` is the time at which nothing is left to gain.
-    """
+    """Take runs out and evict anew, again and again; accept good results."""
+    # A move shifts a run, and then one more, as often as `shifted` says. `heat` and
+    # `cold` are the first and the last temperature, in the time of all nodes; `goal` is
+    # the time at which nothing is left to gain.
     now = search.now[0]
     chain = np.zeros(CHAIN, np.int64)
     over = np.zeros((len(search.slots), 2))

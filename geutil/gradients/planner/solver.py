@@ -121,11 +121,9 @@ def schedule_step(
     seed: int = 0,
     found: Sequence[Sequence[int]] = (),
 ) -> Schedule:
-    """Return a schedule of a step, whose own order is good, without a bound.
-
-    The limit is the `budget` of `solve`, moves are its `iterations`, and `found` are
-    runs to begin with in the place of orders.
-    """
+    """Return a schedule of a step, whose own order is good, without a bound."""
+    # `limit` is the `budget` of `solve`, `moves` its `iterations`, and the search
+    # begins with the runs `found` in the place of orders.
     workers = os.cpu_count() or 1
     options = _SolveOptions(math.inf, seed, True, workers, moves, None, is_step=True)
     if objective == "peak":
@@ -346,12 +344,9 @@ def _least_peak(problem: Problem, extra: float, options: _SolveOptions) -> Sched
 
 
 def _orders(problem: Problem, reorder: bool = True) -> list[tuple[int, ...]]:
-    """Return orders that run every node once, that of least peak first.
-
-    The problem's own order, and unless it is fixed, one that runs the ready node that
-    adds the least (its output less the inputs it is the last to read), of equals the
-    newest.
-    """
+    """Return orders that run every node once, that of least peak first."""
+    # Unless the order is fixed, one runs the ready node that adds the least (its output
+    # less the inputs it is the last to read), of equals the newest.
     if problem.fixed_order is not None or not reorder:
         return [problem.first_order]
     waits = [len(inputs) for inputs in problem.inputs]
@@ -504,37 +499,13 @@ def extra_time_bound(
     time_limit: float = 10.0,
     branches: int | None = None,
 ) -> float:
-    """Return a lower bound of the extra time of all schedules within a budget.
-
-    At the moment at which node v runs for the first time, a result made before and read
-    later is held, or it runs again after that moment; and where a node runs again, each
-    of its inputs is held at that moment or runs again, too. All that is held then fits
-    the budget together with v, its inputs and its workspace. One choice of nodes that
-    run again has to do for all v at once: a mixed integer program, whose least time is
-    the bound.
-
-    Args:
-        problem: the computation.
-        budget: in bytes.
-        order: in which nodes run for the first time; None for any.
-        time_limit: in seconds; the bound known by then is returned.
-        branches: a limit of branches in place of that of time, so that the result does
-            not depend on how fast the machine is.
-
-    Returns:
-        The bound; infinity if no schedule keeps the budget.
-
-    Raises:
-        MissingExtraError: OR-Tools is not installed.
-
-    Example:
-        The first node is read by the last one; it is freed in between or all three are
-        held:
-
-        >>> problem = Problem([2, 1, 1, 1], [8] * 4, [(0, 1), (1, 2), (2, 3), (0, 3)])
-        >>> extra_time_bound(problem, 24), extra_time_bound(problem, 16)
-        (0.0, inf)
-    """
+    """Return a lower bound of extra time; infinity if no schedule is within."""
+    # At the first run of node v, a result made before and read later is held, or it
+    # runs again after that; and where a node runs again, each of its inputs is held
+    # then or runs again, too. All that is held fits the budget together with v, its
+    # inputs and its workspace. One choice of nodes that run again has to do for all v:
+    # a mixed integer program. `branches` limits it in place of seconds, whatever the
+    # machine.
     # Where any order is allowed, only ancestors of v have surely run before, and only
     # descendants surely come later. The program counts one extra run of a node, where a
     # schedule may need several, and looks at no moment but those: so it is a bound.

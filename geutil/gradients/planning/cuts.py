@@ -198,10 +198,8 @@ class Stretches:
 def measure_stretches(
     forward: ForwardPass, gradient_bytes: Sequence[int], most: int = MOST_CUTS
 ) -> Stretches:
-    """Return the costs of each stretch between two of the best cuts.
-
-    `gradient_bytes` are the bytes of the backward pass alone at each of its ops.
-    """
+    """Return the costs of each stretch between two of the best cuts."""
+    # `gradient_bytes` are those of the backward pass alone at each of its ops.
     costs = np.array([multiply_adds(op) for op in forward.ops], np.int64)
     places = _best_places(forward, costs, most)
     table = _Table(forward, places)

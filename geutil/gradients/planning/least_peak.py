@@ -52,12 +52,11 @@ class Trial:
 
 
 class Trials:
-    """Simulates choices of kept tensors, besides those always kept, for one step.
+    """Simulates choices of kept tensors, besides those always kept, for one step."""
 
-    `returns` gives the kept tensors of a choice that wait on another device meanwhile.
-    Of choices whose peak is `enough` or less, the one with the fewest such bytes is
-    best: they take time.
-    """
+    # `returns` gives the kept tensors of a choice that wait on another device
+    # meanwhile. Of choices whose peak is `enough` or less, the one with the fewest such
+    # bytes is best: they take time.
 
     def __init__(
         self,
@@ -182,11 +181,10 @@ Cuts = tuple[int, ...]
 
 
 class CuttingSearch:
-    """Tries cuttings at most `most` times, each choice of tensors once.
+    """Tries cuttings, their places in order, each choice of tensors once."""
 
-    The places of cuts ascend. `among_others`: other steps hold their kept tensors at
-    the same time. How many is not known; kept bytes count as if one more did so.
-    """
+    # `among_others`: other steps hold their kept tensors at the same time. How many is
+    # not known; kept bytes count as if one more did so.
 
     def __init__(
         self,
@@ -333,26 +331,12 @@ def choose_for_memory(
     others: Iterable[Sequence[Tensor]] = (),
     trials: Trials | None = None,
 ) -> Trial:
-    """Return the tensors to keep for the least predicted peak.
-
-    No op runs more than once again. The forward pass is cut into stretches such that
-    the fullest of them is as small as can be: those near the loss are shorter, since
-    most of the kept tensors are still held when the backward pass is there. Several
-    cuttings are then simulated, and the best is taken, unless plain gradients are.
-
-    Args:
-        step: the step with plain gradients.
-        always: tells which tensors are kept whatever is chosen.
-        min_checkpoint_size: no tensor of fewer elements is chosen, but tiny ones that
-            reach far.
-        among_others: whether the step is one of several whose kept tensors are held
-            together.
-        others: choices that are tried besides.
-        trials: those that try choices out; None for new ones.
-
-    Returns:
-        The choice; without tensors and with a reason if plain gradients are best.
-    """
+    """Return the tensors to keep for the least peak, or none and the reason."""
+    # No op runs more than once again. The forward pass is cut into stretches such that
+    # the fullest of them is as small as can be: those near the loss are shorter, since
+    # most kept tensors are still held when the backward pass is there. Several
+    # cuttings, and `others`, are then simulated, and the best is taken, unless plain
+    # gradients are.
     forward = read_forward(step, always, min_checkpoint_size)
     trials = trials or Trials(step, always)
     alone = trials.without()

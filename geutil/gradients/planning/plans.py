@@ -237,11 +237,7 @@ def make_plan(
     times: tuple[float, float],
     offload_device: str = "",
 ) -> Plan:
-    """Return a recomputation as a plan.
-
-    `peaks` are the predicted one and that of plain gradients, `times` the extra time
-    and its bound.
-    """
+    """Return a recomputation as a plan; plain peak and bound of time come last."""
     step = recomputation.step
     ops = canonical_ops(step)
     number = {op: n for n, op in enumerate(ops)}
@@ -282,11 +278,7 @@ def _order(
 
 
 def planned_recomputation(step: PlainStep, plan: Plan) -> Recomputation:
-    """Return the recomputation of a plan, of a step with plain gradients.
-
-    Raises:
-        PlanError: the step is another one than that the plan was made for.
-    """
+    """Return the recomputation of a plan; raise PlanError if it is for another step."""
     ops = canonical_ops(step)
     difference = ""
     if len(ops) != plan.ops:

@@ -334,11 +334,8 @@ _ROUNDS = 3
 def travel_times(
     problem: StepProblem, device: str, bandwidth: float | None
 ) -> dict[int, float]:
-    """Return the nodes whose result can wait on a device, each with seconds one way.
-
-    The bandwidth, in bytes in a second, is measured if it is None. Raises PlanError if
-    the step runs on that device, or transfers cannot be measured.
-    """
+    """Return the nodes whose result can wait on a device, each with seconds one way."""
+    # The bandwidth, in bytes in a second, is measured if it is None.
     results = {node: problem.results[node] for node in _travelling_nodes(problem)}
     ops = {node: op for node, op in results.items() if op is not None}
     usual = planned_for(problem.step.graph)

@@ -194,16 +194,11 @@ _ANY = Budget(1.0)
 
 
 class BudgetSearch:
-    """Plans one step: the least time within bytes, or the least peak within time.
+    """Plans one step: the least time within bytes, or the least peak within time."""
 
-    Args:
-        step: the step with plain gradients.
-        always: tells which tensors are kept whatever is chosen.
-        others: choices of kept tensors that are tried besides.
-        budget: says all but how much: `seed`, `measured`, and how results may travel.
-        updates: as in `StepProgram`. Where nothing is within a budget with updates
-            "apart", it is looked for with such in place, and then without any.
-    """
+    # `others` are choices of kept tensors that are tried besides; `budget` says all but
+    # how much. Where nothing is within a budget with `updates` "apart", it is looked
+    # for with such in place, and then without any.
 
     def __init__(
         self,
@@ -292,11 +287,7 @@ class BudgetSearch:
         returns: Callable[[Recomputation], Recomputation] | None = None,
         enough: int = 0,
     ) -> Trial:
-        """Return the least peak if no op runs more than once again; needs no extra.
-
-        This is `checkpoints="memory"`. See `choose_for_memory`, and `Trials` for
-        `returns` and `enough`.
-        """
+        """Return the least peak if no op runs more than once again: "memory"."""
         trials = self._trials if self._updates == "none" else None
         if returns:
             trials = Trials(self._step, self._always, returns=returns, enough=enough)
@@ -310,16 +301,10 @@ class BudgetSearch:
         )
 
     def within(self, limit: int) -> Trial:
-        """Return the recomputation of least time whose peak is within some bytes.
-
-        Tried are the planner's schedules. If none of them is within the budget, so are
-        the choice of the least peak, and others, with as much kept besides as fits, the
-        longest to compute for their bytes first.
-
-        Raises:
-            PlanError: no choice was found; it names the least peak that was.
-            MissingExtraError: numba or OR-Tools is not installed.
-        """
+        """Return the recomputation of least time within a limit, or raise PlanError."""
+        # Tried are the planner's schedules. If none of them is within the budget, so
+        # are the choice of the least peak, and others, with as much kept besides as
+        # fits.
         if self.alone.peak <= limit:
             return self.alone
         tried = self.tried(limit)
@@ -408,14 +393,8 @@ class BudgetSearch:
         return is_small and trial.peak > (1 + _CLOSE) * trial.scheduled_peak
 
     def least(self, extra_share: float) -> Trial:
-        """Return the recomputation of least peak within a share of the step's time.
-
-        Of those that hold hardly more, it is the one of least time. The choice of
-        `checkpoints="memory"` is among them.
-
-        Raises:
-            MissingExtraError: numba or OR-Tools is not installed.
-        """
+        """Return the recomputation of least peak within a share of the step's time."""
+        # Of those that hold hardly more, it is the one of least time.
         most = extra_share * self._time
         planned = {}
         for problem in self._problems:

@@ -179,12 +179,12 @@ ACCEPTS_NONE = op_types.FUSED_NORMS | {
 
 
 class Run:
-    """One walk back along a tape, which ends at its `stops`.
+    """One walk back along a tape, which ends at its `stops`."""
 
-    Where `count` gradients of a tensor wait that hold more than `size` bytes together,
-    they are added up ahead of time, and `summed` is called with the sum. The gradients
-    of `watched` ids are wanted as well, though the walk goes on from them.
-    """
+    # Where `count` gradients of a tensor wait that hold more than `size` bytes
+    # together, they are added up ahead of time, and `summed` is called with the sum.
+    # The gradients of `watched` ids are wanted as well, though the walk goes on from
+    # them.
 
     def __init__(
         self,
@@ -408,10 +408,8 @@ _BLOCK = 8
 
 
 def additions(count: int) -> list[tuple[int, int]]:
-    """Return the pairs in which `AddN` adds: it takes up to nine, then eight at a time.
-
-    The `count` tensors are numbered from 0, and the results of pairs from `count` on.
-    """
+    """Return the pairs in which `AddN` adds tensors; results are numbered on."""
+    # It takes up to nine, then eight at a time.
     pairs: list[tuple[int, int]] = []
 
     def add_up(numbers: range) -> int:
