@@ -79,35 +79,21 @@ else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
         {
-            "api": (
-                "GradientError",
-                "encoding_errors",
-                "gradients",
-                "gradients_collection",
-                "gradients_memory",
-                "gradients_speed",
-            ),
-            "choices": ("MIN_CHECKPOINT_SIZE",),
-            "dry_run": ("explain", "plan", "plan_curve"),
-            "encodings": ("EncodedTensor",),
-            "loops": ("LoopValues",),
-            "geutil.pipeline.micro_batches": ("PipelinedStep", "pipelined"),
-            "planning": ("Budget", "Plan", "PlanCurve"),
-            "policies": (
-                "Policy",
-                "all_of",
-                "any_of",
-                "by_name",
-                "by_type",
-                "capture_ops",
-                "format_ops",
-                "inside",
-                "larger_than",
-                "not_",
-                "toposort",
-            ),
-            "report": ("KeptTensor", "RecomputedOp", "Report", "last_report"),
-            "updates": ("order_updates",),
-            "checkpointed_calls": ("checkpointed",),
+            module: names.split()
+            for module, names in {
+                "api": "GradientError encoding_errors gradients gradients_collection "
+                "gradients_memory gradients_speed",
+                "choices": "MIN_CHECKPOINT_SIZE",
+                "dry_run": "explain plan plan_curve",
+                "encodings": "EncodedTensor",
+                "loops": "LoopValues",
+                "geutil.pipeline.micro_batches": "PipelinedStep pipelined",
+                "planning": "Budget Plan PlanCurve",
+                "policies": "Policy all_of any_of by_name by_type capture_ops "
+                "format_ops inside larger_than not_ toposort",
+                "report": "KeptTensor RecomputedOp Report last_report",
+                "updates": "order_updates",
+                "checkpointed_calls": "checkpointed",
+            }.items()
         },
     )

@@ -52,7 +52,7 @@ def gradients(
 
     With `tf.config.experimental.enable_op_determinism` the results are those of
     `tf.gradients` to the last bit, unless Grappler joins constants in another order
-    (see `geutil.gradients.bitwise_determinism`), and as far as `tf.gradients` repeats
+    (see `geutil.gradients.apply`), and as far as `tf.gradients` repeats
     itself: the order in which TensorFlow adds three or more tensors can be left to
     chance (see there, too). Otherwise the step also runs in an order that holds little,
     and adds gradients up as they come: rounded like TensorFlow's with Grappler or,

@@ -16,12 +16,14 @@ from geutil.graph.types import GivenShapes, Operation, Tensor, is_stateful
 from geutil.memory.executor import Pipeline, Schedule, Stage
 from geutil.memory.sizes import tensor_bytes
 from geutil.memory.times import op_time
-from geutil.pipeline.stage_cuts import SequenceCut, cut_sequence, lower_largest
-from geutil.pipeline.stage_memory import (
+from geutil.pipeline.stages import (
     Floats,
+    SequenceCut,
     StageMemory,
+    cut_sequence,
     held_bytes,
     is_handle,
+    lower_largest,
     stage_memory,
 )
 from geutil.select import conversions
@@ -382,6 +384,7 @@ class _Line:
             lower_largest(
                 cut_sequence(self._crossing(), len(devices), rows, slack=part).ends,
                 peak,
+                memory.least,
             )
             for part in (slack, 0.0)
         ]

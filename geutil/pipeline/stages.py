@@ -1,10 +1,11 @@
-"""The memory of stages: the bytes of each stretch of a forward pass in a pipeline."""
+"""Stages: cuts of a sequence, and the bytes of each stretch of a forward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,113 @@ from geutil.select.queries import make_view
 from geutil.transform.transformer import Transformer
 
 Floats = npt.NDArray[np.float64]
+StageCost = Callable[[int, int, int], float]
+"""The cost of a stage, by its number and the stretch that it takes: start, end."""
+
+Row = Callable[[int, int], Floats]
+"""The costs of a stage from a start on, by its number and the start."""
+
+
+@dataclass(frozen=True)
+class SequenceCut:
+    """A sequence cut into stages by their ends; `traffic` is in bytes."""
+
+    ends: tuple[int, ...]
+    costs: tuple[float, ...]
+    traffic: float
+
+
+def cut_sequence(
+    crossing: Sequence[float], stages: int, row: Row, *, slack: float = 0.02
+) -> SequenceCut:
+    """Cut a sequence into stages: the largest is least, and then the traffic."""
+    # By dynamic programming over all stretches, whose costs may fall as they grow:
+    # stages times the square of the length, in numpy. `crossing` has the bytes that
+    # cross each place from 0 to the length, both included; the largest stage may be
+    # larger by the share `slack`, to save traffic.
+    length = len(crossing) - 1
+    if not 1 <= stages <= length:
+        raise PlanError(
+            f"{length} parts cannot be cut into {stages} stages; ask for 1 to {length}"
+        )
+    weight = np.array([*crossing[:-1], 0.0])
+    least = np.full(length + 1, np.inf)
+    least[0] = 0.0
+    for stage in range(stages):
+        best = np.full(length + 1, np.inf)
+        for i in np.flatnonzero(np.isfinite(least[:-1])).tolist():
+            costs = np.maximum(row(stage, i), least[i])
+            best[i + 1 :] = np.minimum(best[i + 1 :], costs)
+        least = best
+    limit = float(least[-1]) * (1 + slack)
+    traffic = np.full(length + 1, np.inf)
+    traffic[0] = 0.0
+    steps = []
+    for stage in range(stages):
+        best, came = np.full(length + 1, np.inf), np.zeros(length + 1, int)
+        for i in np.flatnonzero(np.isfinite(traffic[:-1])).tolist():
+            sums = np.where(
+                row(stage, i) <= limit, traffic[i] + weight[i + 1 :], np.inf
+            )
+            # Of cuts with the same traffic, the earlier start.
+            better = sums < best[i + 1 :]
+            best[i + 1 :][better], came[i + 1 :][better] = sums[better], i
+        steps.append(came)
+        traffic = best
+    ends = [length]
+    for came in reversed(steps):
+        ends.append(int(came[ends[-1]]))
+    ends.reverse()
+    stretches = enumerate(pairwise(ends))
+    return SequenceCut(
+        tuple(ends[1:]),
+        tuple(float(row(s, i)[j - i - 1]) for s, (i, j) in stretches),
+        float(traffic[-1]),
+    )
+
+
+def lower_largest(
+    ends: Sequence[int], cost: StageCost, least: StageCost
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Move the ends of the largest stage inwards as long as that helps."""
+    # No move of an end of the largest stage by a power of two, with ends behind it
+    # moved along, then makes the largest less. No cost is below `least`, which is
+    # quick to tell: most tries are ruled out by that, and others by one stage.
+    cuts = [0, *ends]
+
+    def costs(cuts: Sequence[int], of: StageCost = cost) -> Iterator[float]:
+        return (of(s, i, j) for s, (i, j) in enumerate(pairwise(cuts)))
+
+    known = tuple(costs(cuts))
+    while True:
+        most = max(known)
+        tries = _moves(cuts, known.index(most))
+        better = next(
+            (
+                t
+                for t in tries
+                if max(costs(t, least)) < most and all(c < most for c in costs(t))
+            ),
+            None,
+        )
+        if better is None:
+            return tuple(cuts[1:]), known
+        cuts, known = better, tuple(costs(better))
+
+
+def _moves(cuts: Sequence[int], stage: int) -> Iterator[list[int]]:
+    """Yield cuts with an end of a stage further in, and ends behind it moved along."""
+    for place, way in ((stage, 1), (stage + 1, -1)):
+        room = (cuts[stage + 1] - cuts[stage]).bit_length() - 1
+        for step in (1 << k for k in range(room, -1, -1)):
+            tried, at = list(cuts), place
+            # Two ends behind the one that moves are tried along with it.
+            while 0 < at < len(cuts) - 1 and abs(at - place) <= 2:
+                tried[at] += way * step
+                if not all(i < j for i, j in pairwise(tried)):
+                    break
+                yield list(tried)
+                at -= way
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,6 +182,11 @@ class StageMemory:
         here = {i for nodes in self.nodes[start:end] for i in nodes}
         program = self.program.held_on(here, received=self.program.sizes.__getitem__)
         once = self.held[start:end].sum() + simulate(program).peak
+        return float(once + self._of_others(stage, start)[end - start - 1])
+
+    def least(self, stage: int, start: int, end: int) -> float:
+        """Return bytes that a stage holds when it begins to go backward."""
+        once = self.held[start:end].sum() + self.kept[start:end].sum()
         return float(once + self._of_others(stage, start)[end - start - 1])
 
     def _of_others(self, stage: int, start: int) -> Floats:
