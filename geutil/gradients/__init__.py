@@ -54,10 +54,9 @@ if typing.TYPE_CHECKING:
         gradients_speed,
     )
     from geutil.gradients.checkpointed_calls import checkpointed
-    from geutil.gradients.choices import MIN_CHECKPOINT_SIZE
+    from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, LoopValues
     from geutil.gradients.dry_run import explain, plan, plan_curve
     from geutil.gradients.encodings import EncodedTensor
-    from geutil.gradients.loops import LoopValues
     from geutil.gradients.planning import Budget, Plan, PlanCurve
     from geutil.gradients.policies import (
         Policy,
@@ -83,10 +82,9 @@ else:
             for module, names in {
                 "api": "GradientError encoding_errors gradients gradients_collection "
                 "gradients_memory gradients_speed",
-                "choices": "MIN_CHECKPOINT_SIZE",
+                "choices": "LoopValues MIN_CHECKPOINT_SIZE",
                 "dry_run": "explain plan plan_curve",
                 "encodings": "EncodedTensor",
-                "loops": "LoopValues",
                 "geutil.pipeline.micro_batches": "PipelinedStep pipelined",
                 "planning": "Budget Plan PlanCurve",
                 "policies": "Policy all_of any_of by_name by_type capture_ops "

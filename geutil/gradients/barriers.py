@@ -48,9 +48,6 @@ from geutil.memory.times import PRODUCTS
 # Where offloaded tensors wait if nobody says otherwise.
 HOST = "/device:CPU:0"
 _AWAY = "offloaded"
-_ON_THE_WAY = 2
-"""How many tensors may be on the way at once: while the one before the last is, the
-device computes the ops between them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +118,8 @@ def limit_sending(step: PlainStep, sent: Iterable[tuple[Tensor, Tensor]]) -> Non
     if not types.is_func_graph(step.graph) or runtime.is_determinism_enabled():
         return
     pairs = sorted(sent, key=lambda pair: adjacency.creation_index(pair[0].op))
-    for (_, arrived), (t, there) in zip(pairs, pairs[_ON_THE_WAY:], strict=False):
+    # Two may be on the way at once: meanwhile the device computes the ops between them.
+    for (_, arrived), (t, there) in zip(pairs, pairs[2:], strict=False):
         readers = (r for r in adjacency.consumers(t) if r is not there.op)
         for op in (t.op, *filter(step.edges.forward.__contains__, readers)):
             place = place_to_wait(op)
@@ -298,10 +296,6 @@ def _barrier_gradient(op: Operation, *gradients: Tensor) -> list[Tensor | None]:
     return [*gradients[count:], *[None] * count]
 
 
-# More than shapes, axes and paddings have.
-_SHAPE_ELEMENTS = 64
-
-
 class ControlDelays:
     """Stand-ins that wait by control edges, which TensorFlow's executor obeys."""
 
@@ -442,9 +436,7 @@ def _may_be_held_back(tensor: Tensor) -> bool:
     if not can_wait(tensor) or tensor.shape.rank == 0:
         return False
     elements = tensor.shape.num_elements()
-    if elements is None:
-        # The axes that a gradient is summed over are so many, for example.
-        few = tensor.shape.rank in (None, 1)
-    else:
-        few = elements <= _SHAPE_ELEMENTS
+    # Of unknown length are the axes that a gradient is summed over, for example.
+    is_vector = tensor.shape.rank in (None, 1)
+    few = is_vector if elements is None else elements <= 64
     return not (few and tensor.dtype.is_integer)

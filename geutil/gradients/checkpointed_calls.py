@@ -54,8 +54,6 @@ _FORWARD = (
 _GIVEN = frozenset(("Placeholder", "VarHandleOp"))
 # The mode that holds nothing of a call but its inputs.
 INPUTS = "inputs"
-# The share of a call that may come after it where it ends the forward pass.
-_LITTLE = 0.1
 _NOTHING = (
     "the backward pass reads nothing of it that could be recomputed: these are plain "
     "gradients"
@@ -460,7 +458,7 @@ class _Call:
         if checkpoints == INPUTS:
             return inputs, whole
         size = sum(_bytes(segment.ops) for segment in whole.segments)
-        ends = not self.alone and _is_little(later, _LITTLE * size)
+        ends = not self.alone and _is_little(later, 0.1 * size)
         # In a graph of its own, a call may be one of any number.
         smallest = self.options.min_checkpoint_size
         keeping = resolve(step, checkpoints, smallest, among_others=self.alone)

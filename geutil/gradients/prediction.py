@@ -37,17 +37,12 @@ _NO_PLACES: Mapping[str, int] = MappingProxyType({})
 
 
 Updates = Literal["none", "in place", "apart"]
-_LARGE = 1000
-_TINY = 0.001
-"""The part of all bytes that `StepProgram.compact` leaves out at most."""
-_FEW = 4
-"""A node that waits for more others stays: each of its readers would wait for all."""
 
 
 def executed(program: Program) -> Simulation:
     """Simulate a program in a usual order of the executor; see `typical`."""
     # Peaks of so many nodes differ by less than a percent.
-    orders = 3 if len(program.nodes) > _LARGE else SEEDS
+    orders = 3 if len(program.nodes) > 1000 else SEEDS
     return typical(program, orders)
 
 
@@ -125,7 +120,7 @@ class StepProgram:
         # These hold a thousandth of all bytes at most, and peaks change as little. They
         # are half of the nodes of ResNet50, a third of a transformer's.
         sizes, nodes = self._sizes, self._nodes
-        tiny = negligible_bytes(sizes, _TINY)
+        tiny = negligible_bytes(sizes, 0.001)
         ends = {
             self._place[op] for op in (*self._starts, *self._ends) if op in self._place
         }
@@ -138,7 +133,9 @@ class StepProgram:
             and all(sizes[t] <= tiny for t in (*node.inputs, *node.outputs))
             and wanted.isdisjoint(node.outputs)
         }
-        program, place = Program(nodes, sizes).without(small, _FEW)
+        # A node that waits for more than four stays: each of its readers would wait for
+        # all.
+        program, place = Program(nodes, sizes).without(small, 4)
         program, shown, left = program.without_views({*self._wanted, *self._maxima})
         place = {i: left[n] for i, n in place.items() if n in left}
         made = {t for node in program.nodes for t in node.outputs}

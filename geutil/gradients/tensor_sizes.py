@@ -33,10 +33,6 @@ from geutil.memory.sizes import UNKNOWN, Dims, known_dims
 _ELSEWHERE = (tf.resource, tf.variant)
 # They yield a few axes, or dimensions, at most.
 _OF_NO_SIZE = op_types.AXES | {"VariableShape"}
-# So often open shapes are assumed, where one follows on another.
-_ROUNDS = 4
-# Integers up to this number may be a shape, and are computed if they can be.
-_FEW = 64
 
 
 def given_shapes(graph: Graph, shapes: GivenShapes | None) -> list[tuple[Tensor, Dims]]:
@@ -91,7 +87,8 @@ class OpenShapes:
 
     def settle(self, ops: Sequence[Operation]) -> None:
         """Find the shapes of the results of ops, as far as that can be done."""
-        for again in range(_ROUNDS):
+        # As often, assumed shapes follow on others.
+        for again in range(4):
             left = self._open(ops)
             if not left or self.refusal:
                 return
@@ -129,7 +126,8 @@ class OpenShapes:
         if self.is_open(tensor):
             return False
         elements = tf.TensorShape(known_dims(tensor)).num_elements()
-        return not (tensor.dtype.is_integer and (elements or 0) <= _FEW)
+        # Few integers may be a shape, and are computed if they can be.
+        return not (tensor.dtype.is_integer and (elements or 0) <= 64)
 
     def _assume(self, members: Sequence[Operation], *, sources: bool) -> bool:
         """Assume shapes that do not follow from other open ones; tell if any."""

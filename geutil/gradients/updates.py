@@ -38,10 +38,6 @@ from geutil.select.conversions import graph_of_all
 
 _logger = logging.getLogger("geutil")
 
-# The share of the peak above which held gradients are reported.
-_MUCH = 0.1
-# The share of a budget above which a peak is reported.
-_OVER = 1.02
 _OVER_BUDGET = (
     "the step holds {peak:,} bytes at its peak together with its updates, which were "
     "not known when the budget of {limit:,} bytes was planned for ({before:,} bytes "
@@ -396,10 +392,10 @@ class _Orders:
             if _are_held(plan, self._gradients):
                 report = holding_gradients(report)
             held = _held_gradients(plan, self._gradients)
-            if held > _MUCH * plan.peak:
+            if held > 0.1 * plan.peak:
                 notes.append(_HOLDS.format(held=held, peak=plan.peak))
         limit = report.budget
-        if whole and limit is not None and ordered.resident > _OVER * limit:
+        if whole and limit is not None and ordered.resident > 1.02 * limit:
             peaks = {"peak": ordered.resident, "before": report.resident}
             has_chunks = plan.simulation.program.device.allocator is not None
             is_met = has_chunks and ordered.peak <= limit

@@ -86,8 +86,6 @@ def has_solver() -> bool:
 
 THREADS = 8
 """How many ops run at once, unless somebody says otherwise."""
-_ROUNDS = 16
-_CLOSE = 0.002
 _SCHEDULES = SEEDS
 """How many schedules on one thread, and on all, tell the bytes of gaps: among them are
 those of `predict`. Eight others took no more: ResNet50 and others of measured.md."""
@@ -262,11 +260,11 @@ class _States:
     def search(self) -> None:
         """Bring the bound down and look for fuller states, until they meet."""
         price, low, high = 0, 0, max(self._program.sizes, default=0)
-        for round_ in range(_ROUNDS):
+        for round_ in range(16):
             started, ended = self._cut(price)
             running = int((started & ~ended).sum())
             bound = self._bound or 0
-            if bound - self._most <= _CLOSE * bound:
+            if bound - self._most <= 0.002 * bound:
                 return
             self._adjust_shares(started, ended, 1.0 / (1 + round_ // 2))
             if self._threads is None or (price == 0 and running <= self._threads):

@@ -31,8 +31,6 @@ from geutil.select.conversions import graph_of_all
 from geutil.sizes import byte_count, size_text
 
 _logger = logging.getLogger("geutil")
-_SHOWN = 4
-"""How many loops a message names."""
 _LOWERED = "_lower_using_switch_merge"
 MOST = 1 << 20
 """The largest batch size that is of interest."""
@@ -274,7 +272,7 @@ def _read(
     graph_shapes.check(fed)
     uncounted = uncounted_loops(calls)
     if uncounted:
-        shown = ", ".join(f"'{name}'" for name in uncounted[:_SHOWN])
+        shown = ", ".join(f"'{name}'" for name in uncounted[:4])
         _logger.warning(
             "how often %s runs does not follow from constants and shapes: what it adds "
             "to lists each time, for its gradient or as a result, is not in the "

@@ -14,7 +14,7 @@ import tensorflow as tf
 from geutil.errors import PredictionError
 from geutil.gradients.segments import SCOPE as RECOMPUTED
 from geutil.gradients.step import as_list, source_of, tensors_of
-from geutil.gradients.tape.engine import aggregate
+from geutil.gradients.tape.entries import aggregate
 from geutil.graph import colocation, creation, runtime, state, types
 from geutil.graph.types import (
     Graph,

@@ -40,7 +40,8 @@ def test_no_cut_is_better_where_costs_fall_as_stretches_grow(sizes, stages, data
     assert max(cut.costs) <= limit
     assert cut.traffic == min(t for largest, t in every if largest <= limit)
     start = [length * (s + 1) // stages for s in range(stages)]
-    ends, costs = lower_largest(start, cost)
+    ends, costs = lower_largest(start, cost, cost)
+    assert (ends, costs) == lower_largest(start, cost, lambda *_: 0)
     assert list(costs) == [
         cost(s, i, j) for s, (i, j) in enumerate(pairwise((0, *ends)))
     ]

@@ -36,16 +36,8 @@ None leads to the least time everywhere (benchmarks/schedules/budgets.py)."""
 _SPREAD = 1.4
 """Slots for each run; more of them make a step longer, fewer have more runs moved."""
 _ONE, _WAYS = np.int64(1), np.int64(len(WAYS))
-_TRIES = 24
 _NEAR = np.int64(15)
 """How many slots near a full one a run may lie that is moved."""
-_RUINED = 3.0
-"""How many runs a rebuilding takes out, on average."""
-_CHAINED = 6.0
-"""How long a chain it puts in at most, on average."""
-_ROUNDS = 60
-_NOISE = 4.0
-"""By how much its choices differ from the greedy ones at most, as a power of e."""
 
 _NODE = np.dtype(
     [(name, np.float64) for name in ("size", "work", "time")]
@@ -616,7 +608,7 @@ def _shift(search):  # type: ignore[no-untyped-def]
     if _roll(now) < 0.6:
         # Near where most is held: elsewhere, order matters little.
         full = 0.9 * now.budget
-        for _ in range(_TRIES):
+        for _ in range(24):
             if search.level[slot] >= full:
                 break
             slot = _random_run(search)
@@ -756,14 +748,14 @@ def _rebuilt(  # type: ignore[no-untyped-def]
             _drop_loose(search)
         else:
             _undo(search, mark)
-    _ruin(search, 1 + int(_RUINED * _waited(now)))
-    noise = _NOISE * _roll(now)
+    _ruin(search, 1 + int(3.0 * _waited(now)))
+    noise = 4.0 * _roll(now)
     way = _pick(now, _WAYS)
-    for _ in range(_ROUNDS):
+    for _ in range(60):
         if now.excess <= 0.0 or now.time >= most:
             return
         # Long chains take long, and are rarely worth it.
-        part = chain[: min(2 + int(_CHAINED * _waited(now)), len(chain))]
+        part = chain[: min(2 + int(6.0 * _waited(now)), len(chain))]
         if not _evict_one(search, failed, round_, noise, way, part, over):
             return
 

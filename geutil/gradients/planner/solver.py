@@ -28,11 +28,6 @@ _HEATS = 0.3, 0.003
 _SHIFTED, _SHIFTED_IN_STEPS = 0.85, 0.2
 """How often a move shifts a run, and then one more: the order of a step is good. The
 mean extra time of 12 random layered problems is 0.86 % at 0.85, 0.92 % at 0.7."""
-_NOISES = 0.0, 1.0, 2.0, 3.0
-"""How much the evictions with which rebuilding begins are left to chance."""
-_CANDIDATES = 16
-_STAGES = (16, 0.02), (5, 0.05), (2, 0.12)
-"""How many of them go on, each for which share of the moves."""
 _MOVES_A_NODE = 160
 _CYCLES = 2
 """How often searches start hot again."""
@@ -48,8 +43,6 @@ program down would take too long."""
 _CLOSE, _PROGRAM_CLOSE = 1e-9, 2e-6
 """Extra time that does not count, and that by which the program's bound may be low, as
 shares of the time of all nodes."""
-_STEPS_DOWN = (0.9, 0.97, 0.99)
-"""From one budget to the next where the least peak is looked for."""
 
 
 def solve(
@@ -266,7 +259,9 @@ class _Solver:
         # Successive halving (Jamieson and Talwalkar 2016): a short rebuilding tells
         # where a long one from the same start leads.
         kernels, nodes = self._kernels, len(self._problem)
-        ways = product(_NOISES, kernels.WAYS, dict.fromkeys(map(tuple, starts)))
+        # How much is left to chance: each led to the best schedule of some of 21 steps.
+        noises = (0.0, 1.0, 2.0, 3.0)
+        ways = product(noises, kernels.WAYS, dict.fromkeys(map(tuple, starts)))
         moves = self._options.iterations or nodes * _MOVES_A_NODE
 
         def begin(number: int, job: tuple[float, int, Sequence[int]]) -> Any:
@@ -281,9 +276,10 @@ class _Solver:
             self._rebuild(search, _HEATS, int(moves * share) // _WORTH)
 
         with ThreadPoolExecutor(self._options.workers) as pool:
-            searches = list(pool.map(begin, count(), islice(ways, _CANDIDATES)))
+            searches = list(pool.map(begin, count(), islice(ways, 16)))
             self._consider_all(searches)
-            for kept, share in _STAGES:
+            # How many go on, each for which share of the moves.
+            for kept, share in ((16, 0.02), (5, 0.05), (2, 0.12)):
                 if self._is_done() or self._seconds_left < 0:
                     break
                 searches = sorted(searches, key=lambda search: search.rank)[:kept]
@@ -320,7 +316,7 @@ def _least_peak(problem: Problem, extra: float, options: _SolveOptions) -> Sched
     began = monotonic()
     found = Schedule(problem, _orders(problem, options.reorder)[0])
     history: list[Improvement] = []
-    steps = list(_STEPS_DOWN)
+    steps = [0.9, 0.97, 0.99]
     while steps and found.peak > problem.least_budget:
         target = max(math.ceil(found.peak * steps[0]) - 1, problem.least_budget)
         left = options.time_limit - (monotonic() - began)
@@ -484,8 +480,6 @@ def _kernels() -> Any:
     return sequence_search
 
 
-_TOLERANCE = 1e-6
-"""Of the solver, relative to the time of all nodes."""
 _LARGEST = 1000
 """Variables of a program. With four times as many the bounds of six networks, at half
 and at a quarter, were higher by 0.1 % of the step at most, and took three times as
@@ -607,7 +601,7 @@ class _Program:
             self.solver.SetSolverSpecificParametersAsString(limit)
         if self.solver.Solve() == self.solver.INFEASIBLE:
             return math.inf
-        least = self.solver.Objective().BestBound() - _TOLERANCE
+        least = self.solver.Objective().BestBound() - 1e-6
         bound = float(max(least, 0.0) * total)
         if not all(time.is_integer() for time in times):
             return bound

@@ -326,11 +326,6 @@ def _may_run_again(
     return [op in behind and not all(map(always, op.outputs)) for op in ops]
 
 
-_PROBE = 1 << 26
-"""The bytes that are sent to see how fast that is."""
-_ROUNDS = 3
-
-
 def travel_times(
     problem: StepProblem, device: str, bandwidth: float | None
 ) -> dict[int, float]:
@@ -381,11 +376,11 @@ def _measured_bandwidth(source: str, destination: str) -> float:
     """Return the bytes in a second that go from one device to the other and back."""
 
     def measure() -> float:
-        numbers = np.zeros(_PROBE // 4, np.float32)
+        numbers = np.zeros(1 << 24, np.float32)
         with tf.device(source):
             sent = tf.identity(tf.constant(numbers))
         seconds = []
-        for _ in range(_ROUNDS + 1):
+        for _ in range(4):
             began = perf_counter()
             with tf.device(destination):
                 there = tf.identity(sent)
@@ -394,7 +389,7 @@ def _measured_bandwidth(source: str, destination: str) -> float:
                 # Reading one element waits for all that comes before.
                 back[0].numpy()
             seconds.append(perf_counter() - began)
-        return 2 * _PROBE / min(seconds[1:])
+        return 2 * numbers.nbytes / min(seconds[1:])
 
     if not tf.compat.v1.executing_eagerly_outside_functions():
         raise PlanError(

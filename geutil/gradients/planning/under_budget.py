@@ -41,8 +41,6 @@ from geutil.sizes import byte_count, size_text
 _FEWEST_TRIES, _TRIES = 3, 8
 _TRIED_NODES = 12_000
 """How many schedules are made, times the nodes of the problem."""
-_WORTHS = (0.5, 1.0, 2.0)
-"""For how much of an op's own time its result may travel, in the choices tried."""
 _MOST_SEARCHED = 2500
 """Of larger problems, only needed budgets are tried."""
 _WORTH_RISKING = 0.75
@@ -52,8 +50,6 @@ _MOVES_A_NODE, _FEW_MOVES, _MOVES_TIMES_NODES = 960, 160_000, 270_000_000
 """Moves of a search for each node of the problem; at most the second, or as many as
 times the nodes are the third. Small problems need more: U-Net at a quarter takes 36.8 %
 more time with 160,000, 34.8 % with 480,000 (means of three seeds)."""
-_PLANS_AS_LOW = 1
-"""How many schedules are looked for that hold hardly more than the least peak."""
 _MOST_BOUNDED = 6000
 """Nodes of problems that are bounded; for larger ones to write the program down takes
 long."""
@@ -257,7 +253,7 @@ class BudgetSearch:
         times = problem.problem.times
         choices = [
             {n: t for n, t in one_way.items() if 2 * t < worth * times[n]}
-            for worth in _WORTHS
+            for worth in (0.5, 1.0, 2.0)
         ]
         distinct = [c for i, c in enumerate(choices) if c and c not in choices[:i]]
         return [problem, *(with_transfers(problem, choice) for choice in distinct)]
@@ -413,7 +409,7 @@ class BudgetSearch:
             return lowest
         as_low = int(AS_GOOD * lowest.peak)
         problem = planned.get(lowest, self.problem)
-        tried += self._planned(lowest.peak, as_low, problem, _PLANS_AS_LOW)
+        tried += self._planned(lowest.peak, as_low, problem, 1)
         best = min(
             (trial for trial in tried if trial.peak <= as_low), key=self._extra_time
         )
