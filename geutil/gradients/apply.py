@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
+
+import tensorflow as tf
 
 from geutil.gradients import barriers, segments
 from geutil.gradients.barriers import (
@@ -34,9 +37,10 @@ from geutil.gradients.step import (
     with_replaced,
 )
 from geutil.gradients.tape.engine import add_in_pairs
-from geutil.graph import adjacency, creation, op_types, runtime
+from geutil.graph import adjacency, creation, op_types, runtime, state
 from geutil.graph.creation import add_control_edges, make_stand_in, set_new_input
 from geutil.graph.types import (
+    Graph,
     IdentityMap,
     IdentitySet,
     MutableIdentityMap,
@@ -297,6 +301,52 @@ def _reread(
             wanted = next((s[t] for s in stand_ins if t in s), t)
         if copy.inputs[index] is not wanted:
             creation.set_new_input(copy, index, wanted)
+
+
+def move_gradients(
+    step: PlainStep,
+    before: int,
+    stand_in_gradients: Iterable[tuple[Tensor, Tensor]],
+    graph: Graph,
+) -> tuple[list[Any], list[Operation]]:
+    """Copy a backward pass made since `before` to another graph; return the copies."""
+    # The other graph, of a function, captures the forward tensors that the backward
+    # pass reads, and TensorFlow holds these for it: kept tensors, if the step
+    # recomputes others.
+    there = MutableIdentityMap(stand_in_gradients)
+    new_ops = frozenset(state.ops_since(step.graph, before))
+    late = reached(
+        step.seeds, lambda op: new_ops.intersection(adjacency.successors(op))
+    )
+
+    def is_copied(t: Tensor) -> bool:
+        return t not in there and (t.op in late or t.op.type == "Const")
+
+    wanted = tensors_of(step.gradients)
+    ops = get_backward_walk_ops(
+        list(filter(is_copied, wanted)),
+        within_ops_fn=lambda op: op in late or op.type == "Const",
+        stop_at_ts=list(there),
+        control_inputs=True,
+    )
+    for t in [*wanted, *(t for op in ops for t in op.inputs)]:
+        if t not in there and not is_copied(t):
+            there[t] = creation.capture(graph, t)
+    copies: list[Operation] = []
+    if ops:
+        _, info = copy_replacing(
+            make_view(ops), there, graph, SCOPE, "", reuse_dst_scope=True
+        )
+        copies = list(map(info.transformed, ops))
+        there.update((t, info.transformed(t)) for op in ops for t in op.outputs)
+
+    def moved(t: Tensor | None) -> Tensor | None:
+        return None if t is None else there[t]
+
+    gradients = tf.nest.map_structure(
+        moved, list(step.gradients), expand_composites=True
+    )
+    return gradients, copies
 
 
 # Gradients of the same bits as plain ones. Grappler joins an op that has a single

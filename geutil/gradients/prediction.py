@@ -33,6 +33,9 @@ from geutil.memory.read import equal_constants, read_ops
 from geutil.memory.schedule import negligible_size, quick_order
 from geutil.memory.sizes import known_dims, tensor_bytes
 
+_BARRIER = Node(
+    "barrier", "PlaceholderWithDefault", aliases=((0, 0),), cheap=True, queue=""
+)
 _NO_PLACES: Mapping[str, int] = MappingProxyType({})
 
 
@@ -368,7 +371,11 @@ class StepProgram:
                 if source >= 0:
                     held = earlier[source][number]
                 copies[number] = len(sizes)
-                nodes.append(_barrier(held, len(sizes), gate))
+                nodes.append(
+                    _BARRIER.changed(
+                        inputs=[held], outputs=[len(sizes)], controls=[gate]
+                    )
+                )
                 sizes.append(sizes[number])
         for op in segment.ops:
             if op not in self._place:
@@ -446,19 +453,6 @@ def _pruned(nodes: list[Node], sizes: list[int], roots: list[int]) -> list[Node]
             controls = [new_place[control] for control in node.controls]
             final[place] = node._replace(controls=controls)
     return final
-
-
-def _barrier(number: int, output: int, gate: int) -> Node:
-    return Node(
-        "barrier",
-        "PlaceholderWithDefault",
-        [number],
-        [output],
-        controls=[gate],
-        aliases=((0, 0),),
-        cheap=True,
-        queue="",
-    )
 
 
 def _add_in_turn(

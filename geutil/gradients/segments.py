@@ -19,7 +19,7 @@ from geutil.graph.types import (
     is_reference,
     is_stateful,
 )
-from geutil.memory.kernels.cpu import is_held, passes_on
+from geutil.memory.kernels.cpu import is_held, passes_on, types_in
 from geutil.memory.times import Times
 
 SCOPE = "recomputed"
@@ -28,13 +28,9 @@ SCOPE = "recomputed"
 PARAMETERS = frozenset(("Const", "ReadVariableOp", "VariableV2", "Variable"))
 """Types of ops that yield variables and constants."""
 
-_GIVEN = PARAMETERS | {
-    "Placeholder",
-    "PlaceholderWithDefault",
-    "VarHandleOp",
-    "_Arg",
-    "IteratorGetNext",
-}
+_GIVEN = PARAMETERS | types_in(
+    "IteratorGetNext Placeholder PlaceholderWithDefault VarHandleOp _Arg"
+)
 _PRIMITIVE_FLOW = frozenset(
     prefix + name
     for prefix in ("", "Ref")

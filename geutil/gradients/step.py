@@ -228,7 +228,9 @@ def build_step(
         gradients = runtime.plain_gradients(*arguments)
     else:
         gradients = tape_gradients(*arguments, engine)
-    starts = unique(t.op for t in map(_values, seeds) if t is not None)
+    # Slices keep the caller's indices.
+    new = (s.values if isinstance(s, tf.IndexedSlices) else s for s in seeds)
+    starts = unique(t.op for t in new if t is not None)
     tensors = [x for x in sources if is_tensor(x)]
     step = PlainStep(
         graph,
@@ -350,11 +352,6 @@ def _seed(y: Tensor, gradient: Any) -> Any:
                 shape = tf.convert_to_tensor(shape)
             return tf.IndexedSlices(values, gradient.indices, shape)
         return tf.identity(gradient)
-
-
-def _values(seed: Any) -> Any:
-    """Return the part of a seed that is new: slices keep the caller's indices."""
-    return seed.values if isinstance(seed, tf.IndexedSlices) else seed
 
 
 def _backward(step: PlainStep, new_ops: Sequence[Operation]) -> tuple[Operation, ...]:

@@ -115,7 +115,9 @@ def predict(
         2000000
     """
     if order is not None:
-        step = _read(ys_or_fetches, feeds, shapes, False, device=device)
+        step = executed_step(
+            ys_or_fetches, feeds, shapes, False, device=device, merges=False
+        )
         place = {node.name: i for i, node in enumerate(step.program.nodes)}
         numbers = [place[op.name] for op in order if op.name in place]
         return step.noted(simulate(step.program, numbers).timeline())
@@ -173,21 +175,6 @@ class Step:
         return replace(timeline, moments=tuple(moments))
 
 
-def executed_step(
-    ys_or_fetches: Any,
-    feeds: Iterable[Tensor] | None,
-    shapes: GivenShapes | None,
-    grappler: bool,
-    onednn: bool | None = None,
-    device: str | None = None,
-    rules: str | None = None,
-) -> Step:
-    """Return the step that TensorFlow runs for some fetches, before oneDNN."""
-    # `rules` is a device whose rules hold for all ops, wherever they run.
-    step = _read(ys_or_fetches, feeds, shapes, grappler, onednn, device, rules)
-    return step if grappler else step.merged()
-
-
 def device_peaks(
     ys_or_fetches: Any, devices: Sequence[str], device_of: Callable[[Operation], str]
 ) -> tuple[int, ...]:
@@ -231,10 +218,11 @@ def step_program(
 
     Cost: as that of `predict`.
     """
-    return _read(ys_or_fetches, feeds, shapes, grappler).program
+    step = executed_step(ys_or_fetches, feeds, shapes, grappler, merges=False)
+    return step.program
 
 
-def _read(
+def executed_step(
     ys_or_fetches: Any,
     feeds: Iterable[Tensor] | None,
     shapes: GivenShapes | None,
@@ -242,8 +230,12 @@ def _read(
     onednn: bool | None = None,
     device: str | None = None,
     rules: str | None = None,
+    *,
+    merges: bool = True,
 ) -> Step:
-    """Return the step of some fetches, read from a copy of its graph."""
+    """Return the step that TensorFlow runs for some fetches, before oneDNN."""
+    # It is read from a copy of its graph. `rules` is a device whose rules hold for all
+    # ops, wherever they run; unless it `merges`, each constant is a node of its own.
     fetches = _fetches(ys_or_fetches)
     feed_tensors = IdentitySet(feeds or ())
     graph = graph_of_all((*fetches, *feed_tensors))
@@ -282,7 +274,8 @@ def _read(
     devices = [op.device or home for op in scratch_ops]
     check = partial(graph_shapes.check, fed)
     time_of = op_times(scratch_ops, {op: called.time for op, called in calls.items()})
-    return Step(program, scratch_ops, devices, home, size_of, check, time_of, fetched)
+    step = Step(program, scratch_ops, devices, home, size_of, check, time_of, fetched)
+    return step if grappler or not merges else step.merged()
 
 
 def _keep_loops(graph_def: Any) -> None:

@@ -210,7 +210,7 @@ def measure_stretches(
         idle=table.crossing(np.where(table.last_read < 0, table.prices, 0)),
         in_turn=in_turn,
         at_worst=at_worst,
-        cost=_costs(forward, table, costs),
+        cost=_costs(table, costs),
     )
 
 
@@ -286,7 +286,7 @@ class _Table:
         return np.vstack((from_here[1:], np.zeros((1, self.cuts), np.int64)))
 
 
-def _costs(forward: ForwardPass, table: _Table, costs: Ints) -> Ints:
+def _costs(table: _Table, costs: Ints) -> Ints:
     """Return the cost to run each stretch again, less its kept tensors."""
     behind = np.append(0, np.cumsum(costs))
     at = behind[np.minimum(table.places + 1, len(costs))]
