@@ -14,6 +14,8 @@ is a price on each of them; any price gives a bound (Lagrange).
 
 from __future__ import annotations
 
+import random
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -28,6 +30,7 @@ from geutil.memory.allocator import rounded_up
 from geutil.memory.buffers import (
     Buffers,
     ProgramBuffer,
+    Simulation,
     buffers_of,
     live_scratch,
     live_tensor,
@@ -36,7 +39,6 @@ from geutil.memory.executor import (
     SEEDS,
     execution_order,
     simulate,
-    simulate_side_by_side,
 )
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.program import Program
@@ -228,6 +230,52 @@ def _most_in_gaps(program: Program, threads: int | None) -> int:
     ]
     pairs = (zip(run.chunks, run.held, strict=True) for run in runs)
     return max((chunks - held for pair in pairs for chunks, held in pair), default=0)
+
+
+def simulate_side_by_side(program: Program, threads: int, seed: int) -> Simulation:
+    """Simulate a program of which several nodes run at once, in a random schedule."""
+    # A node starts as soon as a thread is free; which of those that run ends next is
+    # random, and so is which ready one starts: the one that became so first, or the
+    # last. Scratch memory counts as a tensor without readers.
+    # As probable as these it is that a free thread starts a node before another ends
+    # one, and the one that waits longest: several of 8 threads are busy then.
+    rng = random.Random(seed)
+    program = _with_scratch_as_tensors(program)
+    successors = list(program.successors())
+    pending = [len(node.inputs) + len(node.controls) for node in program.nodes]
+    ready = deque(i for i, count in enumerate(pending) if not count)
+    running: list[int] = []
+    buffers = Buffers(program)
+    while ready or running:
+        is_free = len(running) < threads
+        if ready and is_free and (not running or rng.random() < 0.7):
+            started = ready.popleft() if rng.random() < 0.5 else ready.pop()
+            buffers.start(started)
+            running.append(started)
+            continue
+        ended = running.pop(rng.randrange(len(running)))
+        buffers.end(ended)
+        for successor in successors[ended]:
+            pending[successor] -= 1
+            if not pending[successor]:
+                ready.append(successor)
+    stuck = next((i for i, count in enumerate(pending) if count), None)
+    if stuck is not None:
+        raise program.waits_forever(stuck)
+    return buffers.simulation()
+
+
+def _with_scratch_as_tensors(program: Program) -> Program:
+    """Return a program in which scratch memory is a result that nobody reads."""
+    sizes = list(program.sizes)
+    nodes = []
+    for node in program.nodes:
+        if node.temporary:
+            outputs = [*node.outputs, len(sizes)]
+            sizes.append(node.temporary)
+            node = node.changed(outputs=outputs, temporary=0)
+        nodes.append(node)
+    return replace(program, nodes=nodes, sizes=sizes)
 
 
 class _States:

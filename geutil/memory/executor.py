@@ -10,10 +10,9 @@ and back. Nothing here knows TensorFlow.
 from __future__ import annotations
 
 import heapq
-import random
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import add
 from typing import Literal, overload
@@ -25,11 +24,6 @@ from geutil.memory.program import Node, Program, addresses
 
 SEEDS = 9
 """How many orders are tried where TensorFlow's depends on addresses."""
-_STARTS, _OLDEST = 0.7, 0.5
-"""How probable it is that a thread that is free starts a node before another ends one,
-and that this is the node that waits longest: several of 8 threads are busy then."""
-_LAUNCH = 1e-5
-"""The seconds in which TensorFlow's executor enqueues a kernel of a GPU."""
 RECEIVED = " (received)"
 """Stands behind a tensor's name in that of the node that receives it."""
 RECEIVE = "_Recv"
@@ -406,42 +400,11 @@ def simulate(
     return buffers.simulation()
 
 
-def simulate_side_by_side(program: Program, threads: int, seed: int) -> Simulation:
-    """Simulate a program of which several nodes run at once, in a random schedule."""
-    # A node starts as soon as a thread is free; which of those that run ends next is
-    # random, and so is which ready one starts: the one that became so first, or the
-    # last. Scratch memory counts as a tensor without readers.
-    rng = random.Random(seed)
-    program = _with_scratch_as_tensors(program)
-    successors = list(program.successors())
-    pending = [len(node.inputs) + len(node.controls) for node in program.nodes]
-    ready = deque(i for i, count in enumerate(pending) if not count)
-    running: list[int] = []
-    buffers = Buffers(program)
-    while ready or running:
-        is_free = len(running) < threads
-        if ready and is_free and (not running or rng.random() < _STARTS):
-            started = ready.popleft() if rng.random() < _OLDEST else ready.pop()
-            buffers.start(started)
-            running.append(started)
-            continue
-        ended = running.pop(rng.randrange(len(running)))
-        buffers.end(ended)
-        for successor in successors[ended]:
-            pending[successor] -= 1
-            if not pending[successor]:
-                ready.append(successor)
-    stuck = next((i for i, count in enumerate(pending) if count), None)
-    if stuck is not None:
-        raise program.waits_forever(stuck)
-    return buffers.simulation()
-
-
 def simulate_with_copies(
     program: Program,
     copies: Collection[int],
     seconds: Sequence[float],
-    launch: float = _LAUNCH,
+    launch: float = 1e-5,
 ) -> tuple[Simulation, float]:
     """Simulate a device that is fed ahead of time, and copies, in seconds."""
     # The host is busy with a node for the seconds `launch`: one of the device is
@@ -488,19 +451,6 @@ def simulate_with_copies(
     if stuck is not None:
         raise program.waits_forever(stuck)
     return buffers.simulation(), max(now, device, channel)
-
-
-def _with_scratch_as_tensors(program: Program) -> Program:
-    """Return a program in which scratch memory is a result that nobody reads."""
-    sizes = list(program.sizes)
-    nodes = []
-    for node in program.nodes:
-        if node.temporary:
-            outputs = [*node.outputs, len(sizes)]
-            sizes.append(node.temporary)
-            node = node.changed(outputs=outputs, temporary=0)
-        nodes.append(node)
-    return replace(program, nodes=nodes, sizes=sizes)
 
 
 def typical(program: Program, seeds: int = SEEDS) -> Simulation:
