@@ -149,7 +149,7 @@ def test_grappler_adds_in_the_order_of_names(disabled):
 
 @pytest.mark.parametrize("order", ["read first", "added first"])
 def test_what_a_sum_begins_with_depends_on_what_ran_before(order):
-    # geutil.gradients.bitwise_determinism says what follows. Here a control edge
+    # geutil.gradients.apply says what follows. Here a control edge
     # decides; without one it is left to chance, also with deterministic ops.
     with tf.Graph().as_default() as graph:
         fed = [v1.placeholder(tf.float32, [64]) for _ in range(2)]

@@ -54,10 +54,9 @@ if typing.TYPE_CHECKING:
         gradients_speed,
     )
     from geutil.gradients.checkpointed_calls import checkpointed
-    from geutil.gradients.choices import MIN_CHECKPOINT_SIZE
+    from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, LoopValues
     from geutil.gradients.dry_run import explain, plan, plan_curve
     from geutil.gradients.encodings import EncodedTensor
-    from geutil.gradients.loops import LoopValues
     from geutil.gradients.planning import Budget, Plan, PlanCurve
     from geutil.gradients.policies import (
         Policy,
@@ -79,35 +78,20 @@ else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
         {
-            "api": (
-                "GradientError",
-                "encoding_errors",
-                "gradients",
-                "gradients_collection",
-                "gradients_memory",
-                "gradients_speed",
-            ),
-            "choices": ("MIN_CHECKPOINT_SIZE",),
-            "dry_run": ("explain", "plan", "plan_curve"),
-            "encodings": ("EncodedTensor",),
-            "loops": ("LoopValues",),
-            "geutil.pipeline.micro_batches": ("PipelinedStep", "pipelined"),
-            "planning": ("Budget", "Plan", "PlanCurve"),
-            "policies": (
-                "Policy",
-                "all_of",
-                "any_of",
-                "by_name",
-                "by_type",
-                "capture_ops",
-                "format_ops",
-                "inside",
-                "larger_than",
-                "not_",
-                "toposort",
-            ),
-            "report": ("KeptTensor", "RecomputedOp", "Report", "last_report"),
-            "updates": ("order_updates",),
-            "checkpointed_calls": ("checkpointed",),
+            module: names.split()
+            for module, names in {
+                "api": "GradientError encoding_errors gradients gradients_collection "
+                "gradients_memory gradients_speed",
+                "choices": "LoopValues MIN_CHECKPOINT_SIZE",
+                "dry_run": "explain plan plan_curve",
+                "encodings": "EncodedTensor",
+                "geutil.pipeline.micro_batches": "PipelinedStep pipelined",
+                "planning": "Budget Plan PlanCurve",
+                "policies": "Policy all_of any_of by_name by_type capture_ops "
+                "format_ops inside larger_than not_ toposort",
+                "report": "KeptTensor RecomputedOp Report last_report",
+                "updates": "order_updates",
+                "checkpointed_calls": "checkpointed",
+            }.items()
         },
     )

@@ -52,7 +52,7 @@ def gradients(
 
     With `tf.config.experimental.enable_op_determinism` the results are those of
     `tf.gradients` to the last bit, unless Grappler joins constants in another order
-    (see `geutil.gradients.bitwise_determinism`), and as far as `tf.gradients` repeats
+    (see `geutil.gradients.apply`), and as far as `tf.gradients` repeats
     itself: the order in which TensorFlow adds three or more tensors can be left to
     chance (see there, too). Otherwise the step also runs in an order that holds little,
     and adds gradients up as they come: rounded like TensorFlow's with Grappler or,
@@ -160,19 +160,8 @@ def gradients(
         >>> slope(tf.constant([1.0, 2.0])).numpy().tolist()
         [8.0, 1024.0]
     """
-    options = Options(
-        checkpoints,
-        min_checkpoint_size,
-        offload,
-        offload_device,
-        prefetch,
-        holds_gradients,
-        engine,
-        order,
-        shapes,
-        encode,
-        device,
-    )
+    kept = (checkpoints, min_checkpoint_size, offload, offload_device, prefetch)
+    options = Options(*kept, holds_gradients, engine, order, shapes, encode, device)
     if isinstance(checkpoints, Budget | Plan) and not is_func_graph(
         require_targets(ys)[0].graph
     ):
@@ -260,10 +249,7 @@ def gradients_collection(
 
 
 _POSITIONAL = (
-    "name",
-    "gate_gradients",
-    "aggregation_method",
-    "stop_gradients",
+    *("name", "gate_gradients", "aggregation_method", "stop_gradients"),
     "unconnected_gradients",
 )
 

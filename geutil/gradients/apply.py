@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
-from geutil.gradients import barriers, bitwise_determinism
+import tensorflow as tf
+
+from geutil.gradients import barriers, segments
 from geutil.gradients.barriers import (
     ControlDelays,
     DataDelays,
@@ -29,12 +32,24 @@ from geutil.gradients.step import (
     first_results,
     long_sums,
     order_of_addition,
+    reached,
+    tensors_of,
     with_replaced,
 )
 from geutil.gradients.tape.engine import add_in_pairs
-from geutil.graph import adjacency, creation, runtime
-from geutil.graph.types import IdentityMap, IdentitySet, Operation, Tensor
+from geutil.graph import adjacency, creation, op_types, runtime, state
+from geutil.graph.creation import add_control_edges, make_stand_in, set_new_input
+from geutil.graph.types import (
+    Graph,
+    IdentityMap,
+    IdentitySet,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+)
+from geutil.memory.kernels import cpu
 from geutil.select.queries import make_view
+from geutil.select.walks import get_backward_walk_ops
 from geutil.transform.transformer import copy_replacing
 
 _SUMMED = "summed"
@@ -55,7 +70,7 @@ def build_recomputation(
         return _run_pools_in_time(plan.step)
     if runtime.is_determinism_enabled():
         # Sums and turns would change which ops Grappler joins, and so how it rounds.
-        readers = bitwise_determinism.readers_of(plan.step)
+        readers = readers_of(plan.step)
         delays = ControlDelays(_parted(plan), offload)
         copies = _recompute(plan, delays, offload)
         delayed = [
@@ -64,10 +79,8 @@ def build_recomputation(
             for op in plan.segments[stage].ops
             if op not in plan.fetched
         ]
-        bitwise_determinism.pin_sum_inputs(
-            plan.step, readers, [(op, gate) for op, _, gate in delayed]
-        )
-        bitwise_determinism.keep_apart(plan.step, readers, delayed)
+        pin_sum_inputs(plan.step, readers, [(op, gate) for op, _, gate in delayed])
+        keep_apart(plan.step, readers, delayed)
         return plan.step
     earlier = IdentitySet(offload.sent if offload else ())
     delays = ControlDelays(plan, offload)
@@ -94,6 +107,30 @@ def make_edits(edits: Edits) -> None:
         creation.set_control_inputs(op, awaited)
     for loop in edits.loops:
         loop.apply()
+
+
+def edges_of(ops: Iterable[Operation]) -> Edits:
+    """Return the current edges of some ops as edits that restore them."""
+    ops = list(ops)
+    return Edits(
+        {op: list(op.inputs) for op in ops},
+        {op: list(adjacency.control_inputs(op)) for op in ops},
+    )
+
+
+def set_back(edges: Edits) -> None:
+    """Give ops the edges that they had before."""
+    inputs = {
+        op: tensors
+        for op, tensors in edges.inputs.items()
+        if any(new is not old for new, old in zip(tensors, op.inputs, strict=True))
+    }
+    controls = {
+        op: awaited
+        for op, awaited in edges.controls.items()
+        if {*awaited} != {*adjacency.control_inputs(op)}
+    }
+    make_edits(Edits(inputs, controls))
 
 
 def applied(step: PlainStep) -> PlainStep:
@@ -135,7 +172,7 @@ def _parted(plan: Recomputation) -> Recomputation:
     segments = (
         replace(
             segment,
-            awaited=bitwise_determinism.without_joined(plan.step, segment.awaited),
+            awaited=without_joined(plan.step, segment.awaited),
         )
         for segment in plan.segments
     )
@@ -264,3 +301,166 @@ def _reread(
             wanted = next((s[t] for s in stand_ins if t in s), t)
         if copy.inputs[index] is not wanted:
             creation.set_new_input(copy, index, wanted)
+
+
+def move_gradients(
+    step: PlainStep,
+    before: int,
+    stand_in_gradients: Iterable[tuple[Tensor, Tensor]],
+    graph: Graph,
+) -> tuple[list[Any], list[Operation]]:
+    """Copy a backward pass made since `before` to another graph; return the copies."""
+    # The other graph, of a function, captures the forward tensors that the backward
+    # pass reads, and TensorFlow holds these for it: kept tensors, if the step
+    # recomputes others.
+    there = MutableIdentityMap(stand_in_gradients)
+    new_ops = frozenset(state.ops_since(step.graph, before))
+    late = reached(
+        step.seeds, lambda op: new_ops.intersection(adjacency.successors(op))
+    )
+
+    def is_copied(t: Tensor) -> bool:
+        return t not in there and (t.op in late or t.op.type == "Const")
+
+    wanted = tensors_of(step.gradients)
+    ops = get_backward_walk_ops(
+        list(filter(is_copied, wanted)),
+        within_ops_fn=lambda op: op in late or op.type == "Const",
+        stop_at_ts=list(there),
+        control_inputs=True,
+    )
+    for t in [*wanted, *(t for op in ops for t in op.inputs)]:
+        if t not in there and not is_copied(t):
+            there[t] = creation.capture(graph, t)
+    copies: list[Operation] = []
+    if ops:
+        _, info = copy_replacing(
+            make_view(ops), there, graph, SCOPE, "", reuse_dst_scope=True
+        )
+        copies = list(map(info.transformed, ops))
+        there.update((t, info.transformed(t)) for op in ops for t in op.outputs)
+
+    def moved(t: Tensor | None) -> Tensor | None:
+        return None if t is None else there[t]
+
+    gradients = tf.nest.map_structure(
+        moved, list(step.gradients), expand_composites=True
+    )
+    return gradients, copies
+
+
+# Gradients of the same bits as plain ones. Grappler joins an op that has a single
+# reader with that reader: sums of sums (AddOpsRewrite), products of products
+# (MinimizeBroadcasts), which it computes in an order of its own, and, for oneDNN, a Pad
+# with the convolution behind it. In plain gradients the backward pass reads much of the
+# forward pass, which keeps those ops apart. With recomputation an original and its copy
+# may be left with one reader each. Grappler joins no op that another one waits for.
+
+# `AddN` adds into the buffer of the first input that nothing else holds any more, and
+# begins with that input. Of three or more terms this decides how the sum is rounded. An
+# input that another op reads is free if that op happens to have run: so one graph with
+# one seed yields two results, even where `enable_op_determinism` was called, and more
+# of the second where the machine is busy. Plain gradients have it, too. If the backward
+# pass reads inputs of such a sum, it holds them, and the order is fixed. It must not
+# change where the backward pass reads copies instead. So such a sum is not run a second
+# time, and its inputs are held in another way. Left to chance are sums that Grappler
+# joins with their readers, those whose inputs are read by forward ops alone, some of
+# which run again, and products of several constants and tensors: Grappler joins the
+# constants (ConstantPushDown) in an order that depends on the whole graph.
+
+JOINED = frozenset(("Add", "AddN", "AddV2", "Mul"))
+
+Readers = IdentityMap[list[tuple[Operation, int]]]
+
+
+def readers_of(step: PlainStep) -> Readers:
+    """Return the ops of a step that read the values of each tensor, by input."""
+    readers: MutableIdentityMap[list[tuple[Operation, int]]] = MutableIdentityMap()
+    for op in get_backward_walk_ops([*step.ys, *tensors_of(step.gradients)]):
+        if op.type in op_types.VALUE_BLIND:
+            continue
+        for index, t in enumerate(op.inputs):
+            if t not in readers:
+                readers[t] = []
+            readers[t].append((op, index))
+    return readers
+
+
+def keep_apart(
+    step: PlainStep,
+    before: Readers,
+    copies: Iterable[tuple[Operation, Operation, Operation]],
+) -> None:
+    """Keep Grappler from joining ops left with one of several readers `before`."""
+    # `copies` are forward ops that run again, each with a copy and an op that runs
+    # later.
+    # A copy's last reader reads an op in between. Originals get a second reader
+    # instead: TensorFlow may be differentiating them just now, and their edges must not
+    # change.
+    after = readers_of(step)
+    for op, copy, later in copies:
+        for t, copied in zip(op.outputs, copy.outputs, strict=True):
+            if len(before.get(t, ())) < 2:
+                continue
+            if len(after.get(t, ())) == 1:
+                apart = make_stand_in(t, segments.SCOPE, "apart")
+                add_control_edges(later, [apart.op])
+            readers = after.get(copied, ())
+            # oneDNN computes the gradient of a pool that it reads itself.
+            if len(readers) == 1 and "PoolGrad" not in readers[0][0].type:
+                apart = make_stand_in(copied, segments.SCOPE, "apart")
+                set_new_input(*readers[0], apart)
+
+
+def without_joined(
+    step: PlainStep, awaited: Iterable[Operation]
+) -> tuple[Operation, ...]:
+    """Replace backward ops that Grappler may join by their backward inputs."""
+    backward = frozenset(step.backward)
+
+    def joined_with(op: Operation) -> list[Operation]:
+        producers = [t.op for t in op.inputs if t.op in backward]
+        is_joined = op.type in JOINED and len(op.outputs[0].consumers()) == 1
+        return producers if is_joined else []
+
+    return tuple(op for op in reached(awaited, joined_with) if not joined_with(op))
+
+
+def pin_sum_inputs(
+    step: PlainStep, before: Readers, copies: Iterable[tuple[Operation, Operation]]
+) -> None:
+    """Hold the inputs of sums as long as the backward pass held them `before`."""
+    # `copies` are forward ops that run again, with an op that runs after the forward
+    # pass.
+    backward = frozenset(step.backward)
+    added: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    summands = {
+        (id(t), sum_): (t, later)
+        for op, later in copies
+        for output in op.outputs
+        for t, sum_ in _reads(output, before)
+        if segments.is_left_to_chance(sum_) and sum_ not in backward
+        # With plain gradients the backward pass holds its input.
+        if any(reader in backward for _, reader in _reads(output, before))
+    }
+    for (_, sum_), (t, later) in summands.items():
+        (total,) = sum_.outputs
+        # Grappler may join a sum with a single reader, which a second one would stop.
+        readers = before.get(total, ())
+        if len(readers) == 1 and readers[0][0].type in JOINED:
+            continue
+        if total not in added:
+            added[total] = make_stand_in(total, segments.SCOPE, "added")
+        holder = make_stand_in(t, segments.SCOPE, "held").op
+        add_control_edges(holder, [added[total].op])
+        add_control_edges(later, [holder])
+
+
+def _reads(tensor: Tensor, before: Readers) -> Iterator[tuple[Tensor, Operation]]:
+    """Yield the reads of a tensor, and of forwards of its buffer, with the reader."""
+    waiting = [tensor]
+    for t in waiting:
+        for reader, index in before.get(t, ()):
+            yield t, reader
+            if cpu.passes_on(reader.type) and index == 0:
+                waiting.append(reader.outputs[0])

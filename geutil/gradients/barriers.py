@@ -48,9 +48,6 @@ from geutil.memory.times import PRODUCTS
 # Where offloaded tensors wait if nobody says otherwise.
 HOST = "/device:CPU:0"
 _AWAY = "offloaded"
-_ON_THE_WAY = 2
-"""How many tensors may be on the way at once: while the one before the last is, the
-device computes the ops between them."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +118,8 @@ def limit_sending(step: PlainStep, sent: Iterable[tuple[Tensor, Tensor]]) -> Non
     if not types.is_func_graph(step.graph) or runtime.is_determinism_enabled():
         return
     pairs = sorted(sent, key=lambda pair: adjacency.creation_index(pair[0].op))
-    for (_, arrived), (t, there) in zip(pairs, pairs[_ON_THE_WAY:], strict=False):
+    # Two may be on the way at once: meanwhile the device computes the ops between them.
+    for (_, arrived), (t, there) in zip(pairs, pairs[2:], strict=False):
         readers = (r for r in adjacency.consumers(t) if r is not there.op)
         for op in (t.op, *filter(step.edges.forward.__contains__, readers)):
             place = place_to_wait(op)
@@ -169,14 +167,10 @@ _OF_POOLS = frozenset(("MaxPoolGrad", "MaxPoolGradV2", "MaxPool3DGrad"))
 
 
 def data_barrier(tensors: Sequence[Tensor], after: Sequence[Tensor]) -> list[Tensor]:
-    """Return stand-ins for `tensors` that XLA cannot compute before `after`.
-
-    A stand-in has the value of its tensor, bit for bit, and passes its gradient on. Its
-    readers neither run before all of `after` is computed nor merge with those of the
-    tensor itself. Infinities and NaNs in `after` do not matter. Raises
-    ArgumentTypeError for tensors that cannot depend on data: resources, variants,
-    strings, quantized numbers.
-    """
+    """Return stand-ins of the same values that XLA cannot compute before `after`."""
+    # A stand-in passes its gradient on. Its readers neither run before all of `after`
+    # nor merge with those of the tensor itself. Infinities and NaNs in `after` do not
+    # matter.
     # A computed tensor goes through a loop that never turns. XLA does not fuse a loop,
     # so that the tensor itself is held, and gives its results the memory of its inputs,
     # so that nothing is copied, unless an op that can run after the loop reads the
@@ -300,10 +294,6 @@ def _barrier_gradient(op: Operation, *gradients: Tensor) -> list[Tensor | None]:
     """Pass the gradients of the stand-ins to the tensors, none to `after`."""
     count = len(gradients) // 2
     return [*gradients[count:], *[None] * count]
-
-
-# More than shapes, axes and paddings have.
-_SHAPE_ELEMENTS = 64
 
 
 class ControlDelays:
@@ -446,9 +436,7 @@ def _may_be_held_back(tensor: Tensor) -> bool:
     if not can_wait(tensor) or tensor.shape.rank == 0:
         return False
     elements = tensor.shape.num_elements()
-    if elements is None:
-        # The axes that a gradient is summed over are so many, for example.
-        few = tensor.shape.rank in (None, 1)
-    else:
-        few = elements <= _SHAPE_ELEMENTS
+    # Of unknown length are the axes that a gradient is summed over, for example.
+    is_vector = tensor.shape.rank in (None, 1)
+    few = is_vector if elements is None else elements <= 64
     return not (few and tensor.dtype.is_integer)

@@ -19,6 +19,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import tensor_sizes, updates
+from geutil.gradients.apply import move_gradients
 from geutil.gradients.barriers import HOST, Offload, with_returns
 from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, Options, choose_all
 from geutil.gradients.encoding_ops import Encoder
@@ -26,9 +27,9 @@ from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparation import Prepared, keep_all
 from geutil.gradients.report import publish
-from geutil.gradients.segments import SCOPE, Recomputation, plan_recomputation
+from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve
-from geutil.gradients.step import PlainStep, build_step, reached, tensors_of
+from geutil.gradients.step import PlainStep, build_step, reached
 from geutil.graph import (
     adjacency,
     creation,
@@ -42,9 +43,7 @@ from geutil.graph import (
 from geutil.graph.keras_calls import LosingLayer, losses_taken
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 from geutil.memory.sizes import tensor_bytes
-from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
-from geutil.transform.transformer import copy_replacing
 
 _logger = logging.getLogger("geutil")
 _FORWARD = (
@@ -54,8 +53,6 @@ _FORWARD = (
 _GIVEN = frozenset(("Placeholder", "VarHandleOp"))
 # The mode that holds nothing of a call but its inputs.
 INPUTS = "inputs"
-# The share of a call that may come after it where it ends the forward pass.
-_LITTLE = 0.1
 _NOTHING = (
     "the backward pass reads nothing of it that could be recomputed: these are plain "
     "gradients"
@@ -415,7 +412,11 @@ class _Call:
             before = state.count_ops(self.graph)
             step = self._step(ys, xs, stand_ins)
         pairs = zip(stand_ins, grad_ys, strict=True)
-        return _move_gradients(step, before, pairs, graph)
+        gradients, moved = move_gradients(step, before, pairs, graph)
+        if moved:
+            image_layouts.hold_when_complete(graph)
+            updates.order_moved(graph, moved)
+        return gradients
 
     def _step(
         self, ys: Sequence[Tensor], xs: Sequence[Tensor], grad_ys: Sequence[Tensor]
@@ -460,7 +461,7 @@ class _Call:
         if checkpoints == INPUTS:
             return inputs, whole
         size = sum(_bytes(segment.ops) for segment in whole.segments)
-        ends = not self.alone and _is_little(later, _LITTLE * size)
+        ends = not self.alone and _is_little(later, 0.1 * size)
         # In a graph of its own, a call may be one of any number.
         smallest = self.options.min_checkpoint_size
         keeping = resolve(step, checkpoints, smallest, among_others=self.alone)
@@ -544,60 +545,6 @@ def _is_little(ops: Iterable[Operation], limit: float) -> bool:
 
 def _bytes(ops: Iterable[Operation]) -> int:
     return sum(tensor_bytes(t) for op in ops for t in op.outputs)
-
-
-def _move_gradients(
-    step: PlainStep,
-    before: int,
-    stand_in_gradients: Iterable[tuple[Tensor, Tensor]],
-    graph: Graph,
-) -> list[Any]:
-    """Copy the backward pass of a step, with its recomputation, to another graph.
-
-    The other graph, of a function, captures the forward tensors that the backward pass
-    reads, and TensorFlow holds these for it: kept tensors, if the step recomputes the
-    others.
-
-    Args:
-        step: the step; its gradients depend on seeds that were made of stand-ins.
-        before: how many ops its graph had before it was built.
-        stand_in_gradients: the gradient in `graph` for each stand-in.
-        graph: the other graph.
-    """
-    there = types.MutableIdentityMap(stand_in_gradients)
-    new_ops = frozenset(state.ops_since(step.graph, before))
-    late = reached(
-        step.seeds, lambda op: new_ops.intersection(adjacency.successors(op))
-    )
-
-    def is_copied(t: Tensor) -> bool:
-        return t not in there and (t.op in late or t.op.type == "Const")
-
-    wanted = tensors_of(step.gradients)
-    ops = get_backward_walk_ops(
-        list(filter(is_copied, wanted)),
-        within_ops_fn=lambda op: op in late or op.type == "Const",
-        stop_at_ts=list(there),
-        control_inputs=True,
-    )
-    for t in [*wanted, *(t for op in ops for t in op.inputs)]:
-        if t not in there and not is_copied(t):
-            there[t] = creation.capture(graph, t)
-    if ops:
-        _, info = copy_replacing(
-            make_view(ops), there, graph, SCOPE, "", reuse_dst_scope=True
-        )
-        image_layouts.hold_when_complete(graph)
-        updates.order_moved(graph, map(info.transformed, ops))
-        there.update((t, info.transformed(t)) for op in ops for t in op.outputs)
-
-    def moved(t: Tensor | None) -> Tensor | None:
-        return None if t is None else there[t]
-
-    return [
-        tf.nest.map_structure(moved, gradient, expand_composites=True)
-        for gradient in step.gradients
-    ]
 
 
 def _is_made_up(grad: Any, outputs: int) -> bool:

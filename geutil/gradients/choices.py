@@ -12,13 +12,7 @@ from geutil.gradients import tensor_sizes
 from geutil.gradients.barriers import HOST, Offload
 from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.encodings import Encoding, EncodingPlan, plan_encodings
-from geutil.gradients.loops import (
-    NO_LESS,
-    Levels,
-    LoopChoices,
-    LoopValues,
-    find_loops,
-)
+from geutil.gradients.loops import Loop, Rebuilt, find_loops, rebuild
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.prediction import StepProgram, program_of
@@ -43,6 +37,12 @@ LOSSLESS, BFLOAT16 = "lossless", "bfloat16"
 ENCODINGS = (LOSSLESS, BFLOAT16)
 """How kept tensors can be encoded."""
 
+NO_LESS = "the step would hold no less at its peak, or take longer than it may"
+_NO_FASTER = "the step is within the budget in less time without"
+_OTHER_STEP = (
+    "the plan was made for another step: that one had {planned} loops whose values can "
+    "be computed again, this one has {found}; call geutil.gradients.plan again"
+)
 _HELD_FOR_LESS = "the step would hold more at its peak if tensors were encoded"
 _HELD_FOR_TIME = "within the budget the step takes less time without encodings"
 _RUNS_AGAIN = "it runs again, encoded or not"
@@ -182,6 +182,110 @@ class Candidate:
         return self.longer * sum(map(time_of, self.plan.step.ops())) / plain
 
 
+@dataclass(frozen=True)
+class LoopValues:
+    """Values that the backward pass of a loop computes again each time it turns.
+
+    Attributes:
+        name: the name of the loop of the forward pass.
+        values: the names of the values, in the body, that are not kept; empty if all
+            are.
+        ops: how many ops of the body run again.
+        bytes: the bytes that all iterations together save.
+        reason: why all values are kept, None if not all are.
+    """
+
+    name: str
+    values: tuple[str, ...] = ()
+    ops: int = 0
+    bytes: int = 0
+    reason: str | None = None
+
+
+# For each loop the values computed again: none (0), or those of one of its cuts.
+Levels = tuple[int, ...]
+
+
+class LoopChoices:
+    """The loops of a step, if there is a choice, and the values they compute again."""
+
+    def __init__(self, step: PlainStep, loops: Sequence[Loop]) -> None:
+        self.loops = loops
+        self._step = step
+        self._rebuilt: dict[tuple[int, int], Rebuilt] = {}
+        self._refused: dict[int, str] = {}
+        self._time = sum(map(step.op_times(), step.ops())) if loops else 0.0
+
+    def planned(self, levels: Sequence[int]) -> Levels:
+        """Return a choice made before, or raise `PlanError` if for another step."""
+        found = len(self.loops)
+        levels = tuple(levels) or (0,) * found
+        pairs = zip(self.loops, levels, strict=False)
+        if len(levels) != found or any(n and n not in loop.cuts for loop, n in pairs):
+            raise PlanError(_OTHER_STEP.format(planned=len(levels), found=found))
+        return levels
+
+    def in_order(self) -> list[Levels]:
+        """Return choices that hold less and less and take longer and longer."""
+        # Each loop goes on by the values that save the most bytes for their time.
+        choices: list[Levels] = [(0,) * len(self.loops)]
+        while True:
+            levels = choices[-1]
+            more = [
+                (_saved_for_time(loop, level, now), -i, level)
+                for i, (loop, now) in enumerate(zip(self.loops, levels, strict=True))
+                for level in loop.cuts
+                if level > now
+            ]
+            if not more:
+                return choices
+            _, place, level = max(more)
+            i = -place
+            choices.append((*levels[:i], level, *levels[i + 1 :]))
+
+    def rebuilt(self, levels: Levels) -> PlainStep:
+        """Return the step with other loops, by edits to make, or raise `PlanError`."""
+        chosen = [(i, level) for i, level in enumerate(levels) if level]
+        if not chosen:
+            return self._step
+        for i, level in chosen:
+            if (i, level) not in self._rebuilt:
+                try:
+                    self._rebuilt[i, level] = rebuild(self.loops[i], level)
+                except PlanError as error:
+                    self._refused[i] = str(error)
+                    raise
+        loops = tuple(map(self._rebuilt.__getitem__, chosen))
+        return replace(self._step, edits=replace(self._step.edits, loops=loops))
+
+    def longer(self, levels: Levels) -> float:
+        """Return the time of the step's ops, as a part of that when values are kept."""
+        pairs = zip(self.loops, levels, strict=True)
+        more = sum(loop.cuts[level].time for loop, level in pairs if level)
+        return 1 + more / (self._time or 1.0)
+
+    def values(self, levels: Levels, *, in_budget: bool) -> tuple[LoopValues, ...]:
+        """Return the rows of a report on the loops by a choice."""
+        values = []
+        for i, (loop, level) in enumerate(zip(self.loops, levels, strict=True)):
+            name, cut = loop.forward.name, loop.cuts.get(level)
+            if cut is not None:
+                names = tuple(pile.value for pile in cut.dropped)
+                values.append(LoopValues(name, names, len(cut.ops), cut.saved))
+            else:
+                other = _NO_FASTER if in_budget else NO_LESS
+                reason = self._refused.get(i) or loop.reason or other
+                values.append(LoopValues(name, reason=reason))
+        return tuple(values)
+
+
+def _saved_for_time(loop: Loop, level: int, now: int) -> float:
+    """Return the bytes that a cut saves beyond another one, for the time it takes."""
+    cut, before = loop.cuts[level], loop.cuts.get(now)
+    saved = cut.saved - (before.saved if before else 0)
+    return saved / max(cut.time - (before.time if before else 0.0), 1.0)
+
+
 Choose = Callable[[PlainStep, Any], tuple[Keeping, Recomputation]]
 """Chooses the kept and recomputed tensors of a step by a caller's checkpoints."""
 
@@ -189,15 +293,11 @@ Choose = Callable[[PlainStep, Any], tuple[Keeping, Recomputation]]
 def choose_all(
     step: PlainStep, options: Options, encoder: Encoder, choose: Choose
 ) -> Candidate:
-    """Choose the tensors that a step keeps, its encodings, and levels of its loops.
-
-    Loops are rebuilt where the choice is free: for "memory", if that lowers the peak,
-    and within a budget, if it takes less time. The `encoder` adds ops without readers
-    to the graph. Raises PlanError if nothing fits, or a plan was made for another step.
-    Cost: that of `choose`; two to four times, if the step may be encoded; with loops
-    that can compute values again, four and the binary logarithm of their number times
-    that.
-    """
+    """Choose the tensors that a step keeps, its encodings, and levels of its loops."""
+    # Loops are rebuilt where the choice is free: for "memory", if that lowers the peak,
+    # and within a budget, if it takes less time. `encoder` adds ops without readers.
+    # Cost: that of `choose`; two to four times with encodings; with loops that can
+    # compute values again, four and the binary logarithm of their number times that.
     refuse_mesh(step.graph)
     search = _CandidateSearch(step, options, encoder, choose)
     loops, plan = search.loops, options.checkpoints
@@ -303,11 +403,9 @@ class _CandidateSearch:
 def best_of(
     choices: Sequence[Levels], attempt: Callable[[Levels], Candidate | PlanError]
 ) -> Candidate:
-    """Return the best candidate over choices of loops, by bisection.
-
-    If one of the `choices`, in the order of `LoopChoices.in_order`, can be met, so can
-    those behind it, or all before it. Raises PlanError if none can be met.
-    """
+    """Return the best candidate over choices of loops, or raise PlanError."""
+    # If one of the `choices`, in the order of `LoopChoices.in_order`, can be met, so
+    # can those behind it, or all before it.
     tried = [attempt(levels) for levels in dict.fromkeys((choices[0], choices[-1]))]
     first, last = tried[0], tried[-1]
     low, high = 0, len(choices) - 1

@@ -76,19 +76,8 @@ def explain(
         >>> [(t.name, t.bytes, t.reason) for t in report.kept][1:2]
         [('y:0', 4096, "chosen: by_name('^y$')")]
     """
-    options = Options(
-        checkpoints,
-        min_checkpoint_size,
-        offload,
-        offload_device,
-        prefetch,
-        holds_gradients,
-        engine,
-        order,
-        shapes,
-        encode,
-        device,
-    )
+    kept = (checkpoints, min_checkpoint_size, offload, offload_device, prefetch)
+    options = Options(*kept, holds_gradients, engine, order, shapes, encode, device)
     return explained(ys, xs, grad_ys, options, kwargs)
 
 
@@ -160,14 +149,8 @@ def plan(
             bandwidth=bandwidth,
             offload_device=offload_device,
         )
-    options = Options(
-        budget,
-        holds_gradients=holds_gradients,
-        engine=engine,
-        shapes=shapes,
-        encode=encode,
-        device=device,
-    )
+    how = (holds_gradients, engine, True, shapes, encode, device)
+    options = Options(budget, MIN_CHECKPOINT_SIZE, False, HOST, 1, *how)
     return _plan_of(_prepared_on_copy(ys, xs, grad_ys, options, kwargs), budget)
 
 
@@ -229,13 +212,8 @@ def plan_curve(
             "a curve is drawn through limits, such as '50%'; plan(..., "
             "Budget(extra_time=0.2)) gives the point of some extra time"
         )
-    options = Options(
-        None,
-        holds_gradients=holds_gradients,
-        engine=engine,
-        shapes=shapes,
-        device=device,
-    )
+    how = (holds_gradients, engine, True, shapes, None, device)
+    options = Options(None, MIN_CHECKPOINT_SIZE, False, HOST, 1, *how)
     plain = _prepared_on_copy(ys, xs, grad_ys, options, kwargs).candidate.plan.step
     first = given[0] if given else Budget(1.0)
     search = BudgetSearch(plain, selection.AlwaysKept(plain), budget=first)

@@ -96,13 +96,7 @@ class EncodingPlan:
 def plan_encodings(
     step: PlainStep, smallest: int, whole: IdentityMap[str] | None = None
 ) -> EncodingPlan:
-    """Return the forward tensors of which all late reads need a smaller form.
-
-    Args:
-        step: the step with plain gradients.
-        smallest: tensors of fewer elements stay as they are.
-        whole: other tensors that do, each with the reason.
-    """
+    """Return the tensors of which late reads need less, but for `whole` ones."""
     by_buffer = IdentityMap(
         (buffer, reads)
         for buffer, reads in late_reads(step, smallest).items()

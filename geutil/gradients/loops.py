@@ -9,17 +9,18 @@ run again, such as a bias, each time the same buffer.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.bodies.function_bodies import OpenedFunction, open_function
 from geutil.errors import PlanError, TransformError
+from geutil.gradients.planning.cuts import least_cut
 from geutil.gradients.segments import why_kept
 from geutil.gradients.step import PlainStep
 from geutil.graph import (
@@ -49,8 +50,6 @@ from geutil.transform.transformer import copy_replacing
 
 # How much of a loop runs again: no products and convolutions, or anything.
 LIGHT, ALL = 1, 2
-# Bytes of values that stay in their lists: counters, shapes.
-_SMALL = 256
 _SEVERAL = "several loops read its lists"
 _SHARED = "another op runs the same function"
 _NOTHING = "no list of its own holds values that follow from others"
@@ -198,7 +197,8 @@ class _Body:
     def cut(self, count: int, *, with_heavy: bool) -> LoopCut | str:
         """Return the best cut if the loop turns `count` times, or why there is none."""
         values = self._values
-        small = IdentitySet(t for t in values if tensor_bytes(t) <= _SMALL)
+        # Counters and shapes stay in their lists.
+        small = IdentitySet(t for t in values if tensor_bytes(t) <= 256)
         pairs = [p for p in zip(self._piles, values, strict=True) if p[1] not in small]
 
         # The tensors that the values follow from, with their inputs if they run again.
@@ -266,68 +266,10 @@ def _runs_again(op: Operation, *, with_heavy: bool) -> bool:
     return op.type not in BODIES and why_kept(op) is None
 
 
-def least_cut(
-    weights: Sequence[int],
-    read: Sequence[Collection[int]],
-    given: Collection[int],
-    needed: Collection[int],
-) -> list[int]:
-    """Return the nodes of least weight that all needed ones follow from, in order.
-
-    A minimum vertex cut between the nodes that are given and those that are needed;
-    `read` has the inputs of each node. Of equal cuts it is the one nearest to the
-    needed nodes. Source: Ford and Fulkerson, "Maximal flow through a network", 1956;
-    the shortest path first (Edmonds and Karp, 1972).
-    """
-    source, sink = -1, -2
-    # More than any cut of the nodes weighs: such edges are never a part of one.
-    unlimited = sum(weights) + 1
-    # Node i is an edge of its weight, from an entrance 2 i to an exit 2 i + 1.
-    edges = [(2 * i, 2 * i + 1, weight) for i, weight in enumerate(weights)]
-    edges += [(2 * j + 1, 2 * i, unlimited) for i in range(len(read)) for j in read[i]]
-    edges += [(source, 2 * i, unlimited) for i in given]
-    edges += [(2 * i + 1, sink, unlimited) for i in needed]
-    # The capacity left on each edge, and the flow on it that can be taken back.
-    left: dict[int, dict[int, int]] = defaultdict(dict)
-    for start, end, most in edges:
-        left[start][end] = most
-        left[end].setdefault(start, 0)
-
-    def reached(first: int, *, back: bool) -> dict[int, int]:
-        """Return the nodes that flow can reach, each with the one before."""
-        met = {first: first}
-        waiting = [first]
-        for node in waiting:
-            for other in left[node]:
-                room = left[other][node] if back else left[node][other]
-                if room and other not in met:
-                    met[other] = node
-                    waiting.append(other)
-        return met
-
-    while sink in (before := reached(source, back=False)):
-        way = [sink]
-        while way[-1] != source:
-            way.append(before[way[-1]])
-        more = min(left[start][end] for end, start in pairwise(way))
-        for end, start in pairwise(way):
-            left[start][end] -= more
-            left[end][start] += more
-    behind = reached(sink, back=True)
-    nodes = range(len(weights))
-    return [i for i in nodes if 2 * i + 1 in behind and 2 * i not in behind]
-
-
 _SCOPE = "again"
 _BODY = "body"
 _ELEMENT = "element_dtype"
 _REFUSED = "the body of the loop '{op.name}' cannot be rebuilt: {reason}"
-NO_LESS = "the step would hold no less at its peak, or take longer than it may"
-_NO_FASTER = "the step is within the budget in less time without"
-_OTHER_STEP = (
-    "the plan was made for another step: that one had {planned} loops whose values can "
-    "be computed again, this one has {found}; call geutil.gradients.plan again"
-)
 
 
 @dataclass(frozen=True, eq=False)
@@ -403,11 +345,8 @@ class Rebuilt:
 
 
 def rebuild(loop: Loop, level: int) -> Rebuilt:
-    """Return bodies for two loops, one of which computes the values of a cut again.
-
-    The graph stays as it is until `Rebuilt.apply`. Raises PlanError if TensorFlow does
-    not take a body apart.
-    """
+    """Return bodies for two loops, one of which computes a cut's values again."""
+    # The graph stays as it is until `Rebuilt.apply`.
     cut = loop.cuts[level]
     graph = loop.forward.graph
     callers = {c.op: c for c in function_calls.callers_in(graph)}
@@ -501,107 +440,3 @@ def _element_shape(tensor: Tensor) -> Any:
     """Return the shape of a list's elements as TensorFlow takes it, -1 where open."""
     dims = dims_of(tensor)
     return -1 if dims is None else [-1 if dim is None else dim for dim in dims]
-
-
-@dataclass(frozen=True)
-class LoopValues:
-    """Values that the backward pass of a loop computes again each time it turns.
-
-    Attributes:
-        name: the name of the loop of the forward pass.
-        values: the names of the values, in the body, that are not kept; empty if all
-            are.
-        ops: how many ops of the body run again.
-        bytes: the bytes that all iterations together save.
-        reason: why all values are kept, None if not all are.
-    """
-
-    name: str
-    values: tuple[str, ...] = ()
-    ops: int = 0
-    bytes: int = 0
-    reason: str | None = None
-
-
-# For each loop the values computed again: none (0), or those of one of its cuts.
-Levels = tuple[int, ...]
-
-
-class LoopChoices:
-    """The loops of a step, if there is a choice, and the values they compute again."""
-
-    def __init__(self, step: PlainStep, loops: Sequence[Loop]) -> None:
-        self.loops = loops
-        self._step = step
-        self._rebuilt: dict[tuple[int, int], Rebuilt] = {}
-        self._refused: dict[int, str] = {}
-        self._time = sum(map(step.op_times(), step.ops())) if loops else 0.0
-
-    def planned(self, levels: Sequence[int]) -> Levels:
-        """Return a choice made before, or raise `PlanError` if for another step."""
-        found = len(self.loops)
-        levels = tuple(levels) or (0,) * found
-        pairs = zip(self.loops, levels, strict=False)
-        if len(levels) != found or any(n and n not in loop.cuts for loop, n in pairs):
-            raise PlanError(_OTHER_STEP.format(planned=len(levels), found=found))
-        return levels
-
-    def in_order(self) -> list[Levels]:
-        """Return choices that hold less and less and take longer and longer."""
-        # Each loop goes on by the values that save the most bytes for their time.
-        choices: list[Levels] = [(0,) * len(self.loops)]
-        while True:
-            levels = choices[-1]
-            more = [
-                (_saved_for_time(loop, level, now), -i, level)
-                for i, (loop, now) in enumerate(zip(self.loops, levels, strict=True))
-                for level in loop.cuts
-                if level > now
-            ]
-            if not more:
-                return choices
-            _, place, level = max(more)
-            i = -place
-            choices.append((*levels[:i], level, *levels[i + 1 :]))
-
-    def rebuilt(self, levels: Levels) -> PlainStep:
-        """Return the step with other loops, by edits to make, or raise `PlanError`."""
-        chosen = [(i, level) for i, level in enumerate(levels) if level]
-        if not chosen:
-            return self._step
-        for i, level in chosen:
-            if (i, level) not in self._rebuilt:
-                try:
-                    self._rebuilt[i, level] = rebuild(self.loops[i], level)
-                except PlanError as error:
-                    self._refused[i] = str(error)
-                    raise
-        loops = tuple(map(self._rebuilt.__getitem__, chosen))
-        return replace(self._step, edits=replace(self._step.edits, loops=loops))
-
-    def longer(self, levels: Levels) -> float:
-        """Return the time of the step's ops, as a part of that when values are kept."""
-        pairs = zip(self.loops, levels, strict=True)
-        more = sum(loop.cuts[level].time for loop, level in pairs if level)
-        return 1 + more / (self._time or 1.0)
-
-    def values(self, levels: Levels, *, in_budget: bool) -> tuple[LoopValues, ...]:
-        """Return the rows of a report on the loops by a choice."""
-        values = []
-        for i, (loop, level) in enumerate(zip(self.loops, levels, strict=True)):
-            name, cut = loop.forward.name, loop.cuts.get(level)
-            if cut is not None:
-                names = tuple(pile.value for pile in cut.dropped)
-                values.append(LoopValues(name, names, len(cut.ops), cut.saved))
-            else:
-                other = _NO_FASTER if in_budget else NO_LESS
-                reason = self._refused.get(i) or loop.reason or other
-                values.append(LoopValues(name, reason=reason))
-        return tuple(values)
-
-
-def _saved_for_time(loop: Loop, level: int, now: int) -> float:
-    """Return the bytes that a cut saves beyond another one, for the time it takes."""
-    cut, before = loop.cuts[level], loop.cuts.get(now)
-    saved = cut.saved - (before.saved if before else 0)
-    return saved / max(cut.time - (before.time if before else 0.0), 1.0)

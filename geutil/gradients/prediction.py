@@ -33,21 +33,19 @@ from geutil.memory.read import equal_constants, read_ops
 from geutil.memory.schedule import negligible_size, quick_order
 from geutil.memory.sizes import known_dims, tensor_bytes
 
+_BARRIER = Node(
+    "barrier", "PlaceholderWithDefault", aliases=((0, 0),), cheap=True, queue=""
+)
 _NO_PLACES: Mapping[str, int] = MappingProxyType({})
 
 
 Updates = Literal["none", "in place", "apart"]
-_LARGE = 1000
-_TINY = 0.001
-"""The part of all bytes that `StepProgram.compact` leaves out at most."""
-_FEW = 4
-"""A node that waits for more others stays: each of its readers would wait for all."""
 
 
 def executed(program: Program) -> Simulation:
     """Simulate a program in a usual order of the executor; see `typical`."""
     # Peaks of so many nodes differ by less than a percent.
-    orders = 3 if len(program.nodes) > _LARGE else SEEDS
+    orders = 3 if len(program.nodes) > 1000 else SEEDS
     return typical(program, orders)
 
 
@@ -125,7 +123,7 @@ class StepProgram:
         # These hold a thousandth of all bytes at most, and peaks change as little. They
         # are half of the nodes of ResNet50, a third of a transformer's.
         sizes, nodes = self._sizes, self._nodes
-        tiny = negligible_bytes(sizes, _TINY)
+        tiny = negligible_bytes(sizes, 0.001)
         ends = {
             self._place[op] for op in (*self._starts, *self._ends) if op in self._place
         }
@@ -138,7 +136,9 @@ class StepProgram:
             and all(sizes[t] <= tiny for t in (*node.inputs, *node.outputs))
             and wanted.isdisjoint(node.outputs)
         }
-        program, place = Program(nodes, sizes).without(small, _FEW)
+        # A node that waits for more than four stays: each of its readers would wait for
+        # all.
+        program, place = Program(nodes, sizes).without(small, 4)
         program, shown, left = program.without_views({*self._wanted, *self._maxima})
         place = {i: left[n] for i, n in place.items() if n in left}
         made = {t for node in program.nodes for t in node.outputs}
@@ -171,10 +171,7 @@ class StepProgram:
     def quick(
         self, segments: Iterable[Segment] = (), places: Mapping[str, int] = _NO_PLACES
     ) -> Simulation:
-        """Simulate the step, and ops that run again, in one low-memory order.
-
-        `places` are as in `Recomputation`.
-        """
+        """Simulate the step, and segments that run again, in one low-memory order."""
         program = self.program(segments)
         if not self._ordered:
             return simulate(program)
@@ -226,13 +223,11 @@ class StepProgram:
         *,
         updates_wait: bool = False,
     ) -> Program:
-        """Return the step with the ops of some segments run again.
-
-        If there are any, sums of gradients are added up as these come. If
-        `updates_wait`, updates that matter wait for all readers of their variables,
-        apart from ops that run again. Otherwise an update may leave the old value
-        behind.
-        """
+        """Return the step with the ops of some segments run again."""
+        # If there are any, sums of gradients are added up as these come. If
+        # `updates_wait`, updates that matter wait for all readers of their variables,
+        # apart from ops that run again. Otherwise an update may leave the old value
+        # behind.
         nodes = list(self._nodes)
         sizes = list(self._sizes)
         segments = list(segments)
@@ -364,12 +359,10 @@ class StepProgram:
         back: Mapping[int, int],
         gate: int,
     ) -> dict[int, int]:
-        """Add the second run of a segment behind its gate: barriers, copies of its ops.
-
-        Adds to `nodes` and `sizes`; `earlier` are the copies in each segment before,
-        `turns` counts the earlier runs of ops, `sent` are tensors on another device,
-        `back` those that come from there. Returns the copies of tensors, all by number.
-        """
+        """Add the second run of a segment behind its gate; return its copies."""
+        # `earlier` are the copies in each segment before, `turns` counts the earlier
+        # runs of ops, `sent` are tensors on another device, `back` those that come from
+        # there.
         copies: dict[int, int] = {}
         for t in segment.kept:
             for number in self._numbers([t]):
@@ -378,7 +371,11 @@ class StepProgram:
                 if source >= 0:
                     held = earlier[source][number]
                 copies[number] = len(sizes)
-                nodes.append(_barrier(held, len(sizes), gate))
+                nodes.append(
+                    _BARRIER.changed(
+                        inputs=[held], outputs=[len(sizes)], controls=[gate]
+                    )
+                )
                 sizes.append(sizes[number])
         for op in segment.ops:
             if op not in self._place:
@@ -456,19 +453,6 @@ def _pruned(nodes: list[Node], sizes: list[int], roots: list[int]) -> list[Node]
             controls = [new_place[control] for control in node.controls]
             final[place] = node._replace(controls=controls)
     return final
-
-
-def _barrier(number: int, output: int, gate: int) -> Node:
-    return Node(
-        "barrier",
-        "PlaceholderWithDefault",
-        [number],
-        [output],
-        controls=[gate],
-        aliases=((0, 0),),
-        cheap=True,
-        queue="",
-    )
 
 
 def _add_in_turn(

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
+import tensorflow as tf
+
+from geutil.errors import PlanError
 from geutil.gradients import tensor_sizes
-from geutil.gradients.apply import build_recomputation
+from geutil.gradients.apply import build_recomputation, edges_of, set_back
 from geutil.gradients.barriers import Offload, offloaded, with_returns
 from geutil.gradients.choices import (
     BFLOAT16,
@@ -18,22 +21,36 @@ from geutil.gradients.choices import (
     refuse_mesh,
 )
 from geutil.gradients.encoding_ops import Encoder, halve
+from geutil.gradients.planning import Budget
 from geutil.gradients.prediction import program_of
 from geutil.gradients.report import Report, make_report, with_halved
-from geutil.gradients.second_plan import Replanning
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import PLAIN, Keeping, checked, resolve
-from geutil.gradients.step import PlainStep, build_step, require_targets
+from geutil.gradients.step import (
+    Edits,
+    PlainStep,
+    build_step,
+    reached,
+    require_targets,
+    tensors_of,
+    with_replaced,
+)
 from geutil.gradients.tape.engine import engine_of
-from geutil.gradients.updates import let_out_when_read
 from geutil.graph import (
     adjacency,
+    creation,
     function_calls,
     image_layouts,
+    op_types,
     placement,
     runtime,
+    state,
+    types,
+    v1_control_flow,
 )
-from geutil.graph.types import IdentitySet, Operation, Tensor
+from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
+from geutil.memory.kernels import device_of
+from geutil.memory.kernels.cpu import aliases
 from geutil.select.walks import get_backward_walk_ops
 
 _XLA_WIDENS = (
@@ -70,12 +87,19 @@ class Prepared:
     where: str = ""
 
     def replanning(self) -> Replanning | None:
-        """Return how the step can be built again; None if it cannot, or need not be."""
-
-        def build(plain: PlainStep, options: Options) -> tuple[PlainStep, Report]:
-            return prepare_step(plain, options).build()
-
-        return Replanning.of(self.plain, self.options, self.candidate, build)
+        """Return how the step can be built again, ahead of its first build, or None."""
+        # None where its budget is none of chunks, and where an edit cannot be taken
+        # back.
+        budget, graph = self.options.checkpoints, self.plain.graph
+        is_possible = (
+            isinstance(budget, Budget)
+            and budget.extra_time is None
+            and types.is_func_graph(graph)
+            and not runtime.is_compiled_by_xla(graph)
+            and not any(self.candidate.levels)
+            and device_of(placement.planned_for(graph)).allocator is not None
+        )
+        return Replanning(self.plain, self.options) if is_possible else None
 
     @runtime.without_collector()
     def build(self) -> tuple[PlainStep, Report]:
@@ -204,3 +228,158 @@ def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:
         f"need {peak:,} bytes at its peak, and plain gradients {plain_peak:,}"
     )
     return plan_recomputation(plan.step, keep_all)
+
+
+ATTEMPTS = 3
+"""How many plans are made at the most. Chunks move by some percent from one plan to
+the next, so that the second or third is within a limit that can be met."""
+
+
+class Replanning:
+    """The gradients of one step in a function, which can be built again."""
+
+    # A budget is planned for before the updates of the step are known, and the order
+    # that the step has in the end moves the gaps between chunks. Once it is finished,
+    # its edges are set back to those of plain gradients, and another plan is carried
+    # out. Ops of the first one are left without readers.
+
+    def __init__(self, plain: PlainStep, options: Options) -> None:
+        self._graph: Graph = plain.graph
+        self._plain = edges_of(self._graph.get_operations())
+        self._options = options
+        # A copy, by which nothing was looked up: that keeps a graph as long as its key.
+        self._step = replace(plain)
+        self.built: PlainStep | None = None
+        self._count = 0
+
+    def note(self, built: PlainStep) -> None:
+        """Note the step that was built; ops that are made from now on are its users."""
+        self.built, self._count = built, state.count_ops(self._graph)
+
+    @runtime.without_collector()
+    def again(
+        self, limit: int, finished: Edits, fetched: IdentitySet
+    ) -> tuple[PlainStep, Report] | None:
+        """Build the gradients by a plan for another limit; None if that cannot be."""
+        # Nothing is changed then, nor where it raises PlanError for want of a choice.
+        # `finished` are the edges of the complete graph before its ops were ordered; a
+        # gradient that is `fetched` stays.
+        before = edges_of(self._graph.get_operations())
+        if self.built is None or limit <= 0:
+            return None
+        set_back(finished)
+        users = state.ops_since(self._graph, self._count)
+        users = [op for op in users if op in finished.inputs]
+        set_back(self._plain)
+        budget = replace(self._options.checkpoints, limit=limit)
+        options = replace(self._options, checkpoints=budget)
+        try:
+            step, report = prepare_step(replace(self._step), options).build()
+        except PlanError:
+            set_back(before)
+            raise
+        pairs = zip(
+            tensors_of(self.built.gradients), tensors_of(step.gradients), strict=True
+        )
+        moved = [(old, new) for old, new in pairs if old is not new]
+        awaited = {op for user in users for op in adjacency.control_inputs(user)}
+        if any(old in fetched or old.op in awaited for old, _ in moved):
+            set_back(before)
+            return None
+        for old, new in moved:
+            for user in users:
+                for place in adjacency.input_indices(user, old):
+                    creation.set_new_input(user, place, new)
+        return step, report
+
+
+# An update of a reference variable of version 1 is done in its buffer, which readers
+# share: `Identity` copies nothing. TensorFlow runs an update as soon as its gradient is
+# there, and later reads of the backward pass get the new value. So
+# `Optimizer.compute_gradients` gates gradients; here each waits for the readers of its
+# own variable in the step. So who fetches one such gradient runs these reads, too.
+# Reads of another call of `gradients` are not waited for, nor an argument that a
+# function returns as it is. Resource variables need none of this.
+
+_CALLING = op_types.LOOPS | op_types.BRANCHINGS | op_types.CALLS
+
+
+def let_out_when_read(step: PlainStep) -> PlainStep:
+    """Have gradients by reference variables wait for all reads of these in a step."""
+    pairs = zip(step.gradients, step.references, strict=True)
+    updated = [(g, r) for g, r in pairs if not (g is None or r is None)]
+    if not updated:
+        return step
+    ops = adjacency.topological_sort(step.ops())
+    needed = frozenset(ops)
+    awaitable = frozenset(v1_control_flow.unconditional(ops, exits=True))
+    makers = types.unique(t.op for t in tensors_of(step.gradients))
+    # Several variables may have one gradient.
+    reads: types.MutableIdentityMap[dict[Operation, None]] = types.MutableIdentityMap()
+    for gradient, reference in updated:
+        value = tensors_of([gradient])[0]
+        readers = list(_readers(reference, needed))
+        found = _behind(readers, needed, awaitable)
+        if not awaitable.issuperset(readers):
+            # In a loop other values of a turn may still be computed when one leaves it.
+            found += [op for op in makers if op in awaitable]
+        reads[value] = reads.get(value, {}) | dict.fromkeys(found)
+
+    @cache
+    def ends(op: Operation) -> list[Operation]:
+        """Return the ops to wait for in the place of one that may call a function."""
+        # Once TensorFlow has inlined a function, an op that waits for the call waits
+        # for its stateful ops alone; so all results are awaited.
+        if op.type not in _CALLING:
+            return [op]
+        with creation.surroundings_of(op):
+            return [tf.identity(t, "read").op for t in op.outputs]
+
+    let_out: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
+    for value, ops_behind in reads.items():
+        if value.op not in awaitable:
+            continue
+        awaited = [end for op in ops_behind if op is not value.op for end in ends(op)]
+        with (
+            creation.neutral(step.graph),
+            step.graph.device(value.op.device),
+            step.graph.control_dependencies(awaited),
+        ):
+            let_out[value] = tf.identity(value, f"{value.op.name}_read")
+    return with_replaced(step, let_out)
+
+
+def _readers(reference: Tensor, needed: Collection[Operation]) -> Iterator[Operation]:
+    """Yield the ops that read the buffer of a variable, views of it apart."""
+    views = IdentitySet([reference])
+    waiting = [reference]
+    for tensor in waiting:
+        for op in filter(needed.__contains__, adjacency.consumers(tensor)):
+            shown = _shown(op, tensor)
+            waiting += [t for t in shown if t not in views]
+            for t in shown:
+                views.add(t)
+            if not shown or op.type in _CALLING:
+                yield op
+
+
+def _shown(op: Operation, tensor: Tensor) -> list[Tensor]:
+    """Return the results of an op that may be the buffer of an input."""
+    # A function may return an argument, and a loop one that it does not change.
+    if op.type in _CALLING or v1_control_flow.is_loop_structure(op):
+        return list(op.outputs)
+    return [op.outputs[there] for there, i in aliases(op) if op.inputs[i] is tensor]
+
+
+def _behind(
+    ops: Iterable[Operation],
+    needed: Collection[Operation],
+    awaitable: Collection[Operation],
+) -> list[Operation]:
+    """Return the first ops behind others that run once and can be awaited."""
+
+    def onwards(op: Operation) -> Iterable[Operation]:
+        is_end = op in awaitable
+        return () if is_end else filter(needed.__contains__, adjacency.successors(op))
+
+    return [op for op in reached(ops, onwards) if op in awaitable]

@@ -13,10 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.choices import Candidate
+from geutil.gradients.choices import Candidate, LoopValues
 from geutil.gradients.encoding_ops import Halved
 from geutil.gradients.encodings import EncodedTensor, EncodingPlan
-from geutil.gradients.loops import LoopValues
 from geutil.gradients.planning.plans import at_least
 from geutil.gradients.prediction import StepProgram, program_of
 from geutil.gradients.segments import is_parameter
@@ -240,15 +239,9 @@ def make_report(
     ordered: bool = True,
     is_later: bool = False,
 ) -> Report:
-    """Return the report on a choice, without warnings.
-
-    Args:
-        candidate: the choice.
-        offloaded: the kept tensors that wait elsewhere.
-        ordered: whether the step is held to its planned order.
-        is_later: whether that is planned later, for the whole step. The peak is that of
-            the one order in which candidates are compared.
-    """
+    """Return the report on a choice, without warnings."""
+    # `is_later`: the order is planned later, for the whole step. The peak is then that
+    # of the one order in which candidates are compared.
     plan, keeping, encoded = candidate.plan, candidate.keeping, candidate.encodings
     step = plan.step
     forward = get_backward_walk_ops(

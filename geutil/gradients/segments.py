@@ -19,7 +19,7 @@ from geutil.graph.types import (
     is_reference,
     is_stateful,
 )
-from geutil.memory.kernels.cpu import is_held, passes_on
+from geutil.memory.kernels.cpu import is_held, passes_on, types_in
 from geutil.memory.times import Times
 
 SCOPE = "recomputed"
@@ -28,13 +28,9 @@ SCOPE = "recomputed"
 PARAMETERS = frozenset(("Const", "ReadVariableOp", "VariableV2", "Variable"))
 """Types of ops that yield variables and constants."""
 
-_GIVEN = PARAMETERS | {
-    "Placeholder",
-    "PlaceholderWithDefault",
-    "VarHandleOp",
-    "_Arg",
-    "IteratorGetNext",
-}
+_GIVEN = PARAMETERS | types_in(
+    "IteratorGetNext Placeholder PlaceholderWithDefault VarHandleOp _Arg"
+)
 _PRIMITIVE_FLOW = frozenset(
     prefix + name
     for prefix in ("", "Ref")
@@ -283,20 +279,11 @@ class Recomputation:
 def plan_recomputation(
     step: PlainStep, keeps: Keeps, *, spare_last: bool = True
 ) -> Recomputation:
-    """Divide the ops to recompute into segments, when some tensors are kept.
-
-    A forward tensor that a backward op reads and that is not kept is recomputed: its
-    op, and all ops behind it up to kept tensors, once. Ops connected by tensors that
-    are not kept make up a segment, which waits for the backward ops of the segment
-    before.
-
-    Args:
-        step: the step.
-        keeps: tells whether a tensor is kept. Of an op that must not run twice, every
-            output has to be.
-        spare_last: whether the backward pass follows on the forward pass. The ops that
-            it starts with are not recomputed: run again at once, they save nothing.
-    """
+    """Divide the ops to recompute into segments, when some tensors are kept."""
+    # A forward tensor that a backward op reads and that is not kept is recomputed: its
+    # op, and all ops behind it up to kept tensors, once. Ops connected by tensors that
+    # are not kept make up a segment. With `spare_last` the backward pass follows on the
+    # forward pass: ops that it starts with would save nothing, run again at once.
     groups = _groups(step, keeps)
     if spare_last and groups and _ends_last(step, groups):
         last = frozenset(groups[0].ops)
@@ -388,11 +375,9 @@ def _with_waits(
     sources: Sequence[IdentityMap[int]] = (),
     fetched: Mapping[Operation, float] = _NO_TRANSFERS,
 ) -> Recomputation:
-    """Return a recomputation, with the waits of each segment.
-
-    `direct_reads` are of tensors of the forward pass, `inputs` are the outer inputs of
-    each segment, and `newest` the last segment that each op comes after, or -1.
-    """
+    """Return a recomputation, with the waits of each segment."""
+    # `inputs` are the outer inputs of each segment, `newest` the last segment that each
+    # op comes after, or -1.
     direct: dict[int, list[TensorRead]] = {}
     for read in direct_reads:
         # A read belongs to the newest segment that its reader depends on.
@@ -423,19 +408,11 @@ def scheduled_recomputation(
     bursts_before: Mapping[Operation, int],
     fetched: Mapping[Operation, float] = _NO_TRANSFERS,
 ) -> Recomputation:
-    """Return a recomputation in which each burst of ops has its place in a schedule.
-
-    An op may be in several bursts. Readers of its result read that of the latest burst
-    before; ops of the forward pass, that of the forward pass.
-
-    Args:
-        step: the step.
-        bursts: forward ops that run again together, in topological order; in the order
-            of the schedule.
-        bursts_before: how many bursts come before each backward op, where any do. Ops
-            that need such an op come after them, too.
-        fetched: as in `Recomputation`; each has one output.
-    """
+    """Return a recomputation in which each burst of ops has its place in a schedule."""
+    # An op may be in several bursts. Readers of its result read that of the latest
+    # burst before; ops of the forward pass, that of the forward pass. `bursts_before`
+    # counts the bursts before backward ops; ops that need such an op come after them,
+    # too.
     stages_of: dict[Operation, list[int]] = {}
     for stage, ops in enumerate(bursts):
         for op in ops:

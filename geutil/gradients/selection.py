@@ -49,10 +49,6 @@ _NOTHING_TRAVELS = (
     "nothing is offloaded: to compute results again takes less time than to send them "
     "to another device and back"
 )
-_ENOUGH_SENT = 0.7
-"""Where the peak falls to this part, the fewest bytes are sent that it takes."""
-_WORTH_SENDING = 0.95
-"""Tensors are sent away if the peak falls to this part: it may take time."""
 MODES = ("collection", "memory", "speed")
 COLLECTION = "checkpoints"
 """The graph collection that `checkpoints="collection"` reads."""
@@ -195,10 +191,7 @@ def resolve(
     among_others: bool = False,
     returns: Callable[[Recomputation], Recomputation] | None = None,
 ) -> Keeping:
-    """Return the tensors to keep of a step by the `checkpoints` of `gradients`.
-
-    `among_others` is as in `choose_for_memory`, `returns` as in `Trials`.
-    """
+    """Return the tensors to keep of a step by the `checkpoints` of `gradients`."""
     resolver = _Resolver(step, min_checkpoint_size, among_others, returns)
     keeping = resolver.resolve(checked(step.graph, checkpoints))
     if keeping.time_of is op_time:
@@ -252,13 +245,15 @@ class _Resolver:
         choice = search.least_once_again(self._smallest, among_others=among_others)
         sends = False
         if self._returns:
+            # There the fewest bytes are sent that it takes.
             sending = search.least_once_again(
                 self._smallest,
                 among_others=among_others,
                 returns=self._returns,
-                enough=int(_ENOUGH_SENT * choice.peak),
+                enough=int(0.7 * choice.peak),
             )
-            sends = sending.peak <= _WORTH_SENDING * choice.peak
+            # It may take time.
+            sends = sending.peak <= 0.95 * choice.peak
             wanted = _NO_USE.format(peak=sending.peak, without=choice.peak)
             choice = sending if sends else choice
         keeping = Keeping(

@@ -207,12 +207,7 @@ def build_step(
     holds_gradients: bool = False,
     engine: TapeEngine | None = None,
 ) -> PlainStep:
-    """Build plain gradients, and tell the new ops apart.
-
-    `options` are further arguments of `tf.gradients`, which builds them if there is no
-    `engine` of a tape. Raises ArgumentTypeError if there is no y, a y is no tensor of a
-    graph, or `grad_ys` has another length; and all errors of TensorFlow.
-    """
+    """Build plain gradients by `tf.gradients` with its `options`, or by an engine."""
     # Ops that TensorFlow's gradient functions make but that do not depend on the
     # gradient of a y (shapes, masks) run in the forward pass and count there. Some wait
     # for a gradient without reading it (the cosine in the gradient of a sine, `x -
@@ -233,7 +228,9 @@ def build_step(
         gradients = runtime.plain_gradients(*arguments)
     else:
         gradients = tape_gradients(*arguments, engine)
-    starts = unique(t.op for t in map(_values, seeds) if t is not None)
+    # Slices keep the caller's indices.
+    new = (s.values if isinstance(s, tf.IndexedSlices) else s for s in seeds)
+    starts = unique(t.op for t in new if t is not None)
     tensors = [x for x in sources if is_tensor(x)]
     step = PlainStep(
         graph,
@@ -355,11 +352,6 @@ def _seed(y: Tensor, gradient: Any) -> Any:
                 shape = tf.convert_to_tensor(shape)
             return tf.IndexedSlices(values, gradient.indices, shape)
         return tf.identity(gradient)
-
-
-def _values(seed: Any) -> Any:
-    """Return the part of a seed that is new: slices keep the caller's indices."""
-    return seed.values if isinstance(seed, tf.IndexedSlices) else seed
 
 
 def _backward(step: PlainStep, new_ops: Sequence[Operation]) -> tuple[Operation, ...]:
@@ -492,11 +484,7 @@ def order_of_addition(step: PlainStep, op: Operation) -> list[int]:
 def edits_of(
     reads: Mapping[tuple[Operation, int], Tensor], results: Mapping[Operation, Tensor]
 ) -> Edits:
-    """Return the edits by which ops read other tensors.
-
-    By `reads` in the place of single inputs, by `results` in the place of the one
-    output of an op, wherever it is read or its op waited for.
-    """
+    """Return the edits of single `reads`, or of all that read some `results`."""
     inputs: dict[Operation, list[Tensor]] = {}
     controls: dict[Operation, list[Operation]] = {}
     for (op, index), tensor in reads.items():

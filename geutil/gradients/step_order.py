@@ -92,16 +92,9 @@ def order_step(
     known: Mapping[str, int] = _NOTHING_KNOWN,
     elsewhere: Collection[str] = (),
 ) -> OrderedStep:
-    """Let the ops of a step use memory in a planned order.
-
-    Args:
-        ops: all ops that run, in topological order.
-        fetched: the tensors that are held to the end.
-        may_await: tells whether the first op may be made to wait for the second.
-        phases: ops that begin, in the plan, only after others have run.
-        known: the places that ops have in an order that was planned before, by name.
-        elsewhere: the names of ops whose results are on another device.
-    """
+    """Let the ops of a step use memory in a planned order."""
+    # `phases` are ops that begin, in the plan, only after others have run; `known` are
+    # places in an order that was planned before, `elsewhere` ops on another device.
     for op in ops:
         if op.type in op_types.LOOPS:
             function_calls.limit_parallel_iterations(op, function_memory.ITERATIONS)

@@ -33,19 +33,10 @@ from geutil.memory.sizes import UNKNOWN, Dims, known_dims
 _ELSEWHERE = (tf.resource, tf.variant)
 # They yield a few axes, or dimensions, at most.
 _OF_NO_SIZE = op_types.AXES | {"VariableShape"}
-# So often open shapes are assumed, where one follows on another.
-_ROUNDS = 4
-# Integers up to this number may be a shape, and are computed if they can be.
-_FEW = 64
 
 
 def given_shapes(graph: Graph, shapes: GivenShapes | None) -> list[tuple[Tensor, Dims]]:
-    """Return the tensors whose shapes a caller gives, with these.
-
-    Raises ArgumentTypeError for a value that is no shape; SelectionError if the graph
-    has no such tensor, or the shape does not fit the known one, or leaves a dimension
-    open.
-    """
+    """Return the tensors whose shapes a caller gives, with these, checked."""
     tensor_dims = []
     for key, shape in types.pairs_of(shapes):
         tensor = _found(graph, types.dereference(key))
@@ -96,7 +87,8 @@ class OpenShapes:
 
     def settle(self, ops: Sequence[Operation]) -> None:
         """Find the shapes of the results of ops, as far as that can be done."""
-        for again in range(_ROUNDS):
+        # As often, assumed shapes follow on others.
+        for again in range(4):
             left = self._open(ops)
             if not left or self.refusal:
                 return
@@ -134,7 +126,8 @@ class OpenShapes:
         if self.is_open(tensor):
             return False
         elements = tf.TensorShape(known_dims(tensor)).num_elements()
-        return not (tensor.dtype.is_integer and (elements or 0) <= _FEW)
+        # Few integers may be a shape, and are computed if they can be.
+        return not (tensor.dtype.is_integer and (elements or 0) <= 64)
 
     def _assume(self, members: Sequence[Operation], *, sources: bool) -> bool:
         """Assume shapes that do not follow from other open ones; tell if any."""
@@ -243,12 +236,9 @@ def warning_of_sizes(ops: Iterable[Operation]) -> str | None:
 
 
 def negligible_bytes(sizes: Iterable[int], share: float = 0.01) -> int:
-    """Return the size up to which tensors are kept because they do not matter.
-
-    The smallest tensors that make up at most `share` of all `sizes` in bytes: the
-    statistics of a batch norm, pooled features, indices. To recompute them would save
-    nothing, and would tie segments together.
-    """
+    """Return the largest size of tensors that together are a small share."""
+    # The statistics of a batch norm, pooled features, indices: to recompute them would
+    # save nothing, and would tie segments together.
     counts = Counter(sizes)
     left = share * sum(counts.elements())
     limit = 0

@@ -5,29 +5,22 @@ order when its graph is complete: before a function is built of it, or, in a gra
 version 1, before a Session runs it or when `order_updates` is called.
 """
 
-# An update of a reference variable of version 1 is done in its buffer, which readers
-# share: `Identity` copies nothing. TensorFlow runs an update as soon as its gradient is
-# there, and later reads of the backward pass get the new value. So
-# `Optimizer.compute_gradients` gates gradients; here each waits for the readers of its
-# own variable in the step. So who fetches one such gradient runs these reads, too.
-# Reads of another call of `gradients` are not waited for, nor an argument that a
-# function returns as it is. Resource variables need none of this.
-
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from geutil.errors import PlanError, SelectionError, StaleGraphError
+from geutil.gradients.apply import edges_of, set_back
+from geutil.gradients.preparation import ATTEMPTS, Replanning
 from geutil.gradients.report import Report, holding_gradients, last_report, replace_last
-from geutil.gradients.second_plan import ATTEMPTS, Replanning, edges_of, set_back
-from geutil.gradients.step import Edits, PlainStep, reached, tensors_of, with_replaced
+from geutil.gradients.step import Edits, PlainStep, tensors_of
 from geutil.gradients.step_order import OrderedStep, Phase, order_step
 from geutil.graph import (
     adjacency,
@@ -35,23 +28,16 @@ from geutil.graph import (
     creation,
     fetched_subgraph,
     image_layouts,
-    op_types,
     runtime,
     state,
     types,
-    v1_control_flow,
 )
-from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
+from geutil.graph.types import Graph, IdentitySet, Operation
 from geutil.memory.dependencies import OrderPlan
-from geutil.memory.kernels.cpu import aliases
 from geutil.select.conversions import graph_of_all
 
 _logger = logging.getLogger("geutil")
 
-# The share of the peak above which held gradients are reported.
-_MUCH = 0.1
-# The share of a budget above which a peak is reported.
-_OVER = 1.02
 _OVER_BUDGET = (
     "the step holds {peak:,} bytes at its peak together with its updates, which were "
     "not known when the budget of {limit:,} bytes was planned for ({before:,} bytes "
@@ -406,10 +392,10 @@ class _Orders:
             if _are_held(plan, self._gradients):
                 report = holding_gradients(report)
             held = _held_gradients(plan, self._gradients)
-            if held > _MUCH * plan.peak:
+            if held > 0.1 * plan.peak:
                 notes.append(_HOLDS.format(held=held, peak=plan.peak))
         limit = report.budget
-        if whole and limit is not None and ordered.resident > _OVER * limit:
+        if whole and limit is not None and ordered.resident > 1.02 * limit:
             peaks = {"peak": ordered.resident, "before": report.resident}
             has_chunks = plan.simulation.program.device.allocator is not None
             is_met = has_chunks and ordered.peak <= limit
@@ -509,87 +495,3 @@ def _without_joints(
                     creation.set_new_input(reader, place, read)
     # The ops that the joints held together are free of them now.
     return _ops_of(targets, feeds) if joints else ops
-
-
-_CALLING = op_types.LOOPS | op_types.BRANCHINGS | op_types.CALLS
-
-
-def let_out_when_read(step: PlainStep) -> PlainStep:
-    """Have gradients by reference variables wait for all reads of these in a step."""
-    pairs = zip(step.gradients, step.references, strict=True)
-    updated = [(g, r) for g, r in pairs if not (g is None or r is None)]
-    if not updated:
-        return step
-    ops = adjacency.topological_sort(step.ops())
-    needed = frozenset(ops)
-    awaitable = frozenset(v1_control_flow.unconditional(ops, exits=True))
-    makers = types.unique(t.op for t in tensors_of(step.gradients))
-    # Several variables may have one gradient.
-    reads: types.MutableIdentityMap[dict[Operation, None]] = types.MutableIdentityMap()
-    for gradient, reference in updated:
-        value = tensors_of([gradient])[0]
-        readers = list(_readers(reference, needed))
-        found = _behind(readers, needed, awaitable)
-        if not awaitable.issuperset(readers):
-            # In a loop other values of a turn may still be computed when one leaves it.
-            found += [op for op in makers if op in awaitable]
-        reads[value] = reads.get(value, {}) | dict.fromkeys(found)
-
-    @cache
-    def ends(op: Operation) -> list[Operation]:
-        """Return the ops to wait for in the place of one that may call a function."""
-        # Once TensorFlow has inlined a function, an op that waits for the call waits
-        # for its stateful ops alone; so all results are awaited.
-        if op.type not in _CALLING:
-            return [op]
-        with creation.surroundings_of(op):
-            return [tf.identity(t, "read").op for t in op.outputs]
-
-    let_out: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
-    for value, ops_behind in reads.items():
-        if value.op not in awaitable:
-            continue
-        awaited = [end for op in ops_behind if op is not value.op for end in ends(op)]
-        with (
-            creation.neutral(step.graph),
-            step.graph.device(value.op.device),
-            step.graph.control_dependencies(awaited),
-        ):
-            let_out[value] = tf.identity(value, f"{value.op.name}_read")
-    return with_replaced(step, let_out)
-
-
-def _readers(reference: Tensor, needed: Collection[Operation]) -> Iterator[Operation]:
-    """Yield the ops that read the buffer of a variable, views of it apart."""
-    views = IdentitySet([reference])
-    waiting = [reference]
-    for tensor in waiting:
-        for op in filter(needed.__contains__, adjacency.consumers(tensor)):
-            shown = _shown(op, tensor)
-            waiting += [t for t in shown if t not in views]
-            for t in shown:
-                views.add(t)
-            if not shown or op.type in _CALLING:
-                yield op
-
-
-def _shown(op: Operation, tensor: Tensor) -> list[Tensor]:
-    """Return the results of an op that may be the buffer of an input."""
-    # A function may return an argument, and a loop one that it does not change.
-    if op.type in _CALLING or v1_control_flow.is_loop_structure(op):
-        return list(op.outputs)
-    return [op.outputs[there] for there, i in aliases(op) if op.inputs[i] is tensor]
-
-
-def _behind(
-    ops: Iterable[Operation],
-    needed: Collection[Operation],
-    awaitable: Collection[Operation],
-) -> list[Operation]:
-    """Return the first ops behind others that run once and can be awaited."""
-
-    def onwards(op: Operation) -> Iterable[Operation]:
-        is_end = op in awaitable
-        return () if is_end else filter(needed.__contains__, adjacency.successors(op))
-
-    return [op for op in reached(ops, onwards) if op in awaitable]

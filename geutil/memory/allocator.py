@@ -32,11 +32,10 @@ class Allocator:
 
 
 class Chunks:
-    """The memory of a device while buffers come and go.
+    """The memory of a device while buffers come and go."""
 
-    `in_use` are the bytes of the chunks that are handed out; `extent` is where the
-    highest chunk ended, or of growing memory the bytes of all regions.
-    """
+    # `extent` is where the highest chunk ended, or of growing memory all regions'
+    # bytes.
 
     def __init__(self, allocator: Allocator) -> None:
         self.in_use = self.extent = 0
@@ -157,15 +156,9 @@ def replay(
     always: Iterable[int],
     moves: Iterable[tuple[Sequence[tuple[int, int]], Sequence[int]]],
 ) -> Taken:
-    """Return the memory of a device in a step.
-
-    Args:
-        allocator: the device's.
-        always: the bytes of each buffer that is there before, which does not count as
-            in use: variables.
-        moves: for each op in turn, the buffers that it allocates, as pairs of a key and
-            bytes, and the keys of those that are freed when it has run.
-    """
+    """Return the memory of a device in a step, besides buffers `always` there."""
+    # `moves`: for each op in turn, the buffers that it allocates, as pairs of a key and
+    # bytes, and the keys of those that are freed when it has run.
     chunks = Chunks(allocator)
     for size in filter(None, always):
         chunks.allocate(size)

@@ -14,6 +14,8 @@ is a price on each of them; any price gives a bound (Lagrange).
 
 from __future__ import annotations
 
+import random
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
@@ -28,6 +30,7 @@ from geutil.memory.allocator import rounded_up
 from geutil.memory.buffers import (
     Buffers,
     ProgramBuffer,
+    Simulation,
     buffers_of,
     live_scratch,
     live_tensor,
@@ -36,7 +39,6 @@ from geutil.memory.executor import (
     SEEDS,
     execution_order,
     simulate,
-    simulate_side_by_side,
 )
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.program import Program
@@ -49,12 +51,8 @@ Flags = npt.NDArray[np.bool_]
 
 
 def heaviest_closure(requires: tuple[Ints, Ints], weights: Ints) -> tuple[int, Flags]:
-    """Return the weight of the heaviest closure, and which nodes are in it.
-
-    Of each pair in `requires`, the first node cannot be taken without the second.
-    Raises MissingExtraError where OR-Tools is not installed. Cost: that of a maximum
-    flow.
-    """
+    """Return the weight of the heaviest closure, and its nodes, by a maximum flow."""
+    # Of each pair in `requires`, the first node cannot be taken without the second.
     try:
         from ortools.graph.python import max_flow
     except ImportError as error:
@@ -90,8 +88,6 @@ def has_solver() -> bool:
 
 THREADS = 8
 """How many ops run at once, unless somebody says otherwise."""
-_ROUNDS = 16
-_CLOSE = 0.002
 _SCHEDULES = SEEDS
 """How many schedules on one thread, and on all, tell the bytes of gaps: among them are
 those of `predict`. Eight others took no more: ResNet50 and others of measured.md."""
@@ -236,6 +232,52 @@ def _most_in_gaps(program: Program, threads: int | None) -> int:
     return max((chunks - held for pair in pairs for chunks, held in pair), default=0)
 
 
+def simulate_side_by_side(program: Program, threads: int, seed: int) -> Simulation:
+    """Simulate a program of which several nodes run at once, in a random schedule."""
+    # A node starts as soon as a thread is free; which of those that run ends next is
+    # random, and so is which ready one starts: the one that became so first, or the
+    # last. Scratch memory counts as a tensor without readers.
+    # As probable as these it is that a free thread starts a node before another ends
+    # one, and the one that waits longest: several of 8 threads are busy then.
+    rng = random.Random(seed)
+    program = _with_scratch_as_tensors(program)
+    successors = list(program.successors())
+    pending = [len(node.inputs) + len(node.controls) for node in program.nodes]
+    ready = deque(i for i, count in enumerate(pending) if not count)
+    running: list[int] = []
+    buffers = Buffers(program)
+    while ready or running:
+        is_free = len(running) < threads
+        if ready and is_free and (not running or rng.random() < 0.7):
+            started = ready.popleft() if rng.random() < 0.5 else ready.pop()
+            buffers.start(started)
+            running.append(started)
+            continue
+        ended = running.pop(rng.randrange(len(running)))
+        buffers.end(ended)
+        for successor in successors[ended]:
+            pending[successor] -= 1
+            if not pending[successor]:
+                ready.append(successor)
+    stuck = next((i for i, count in enumerate(pending) if count), None)
+    if stuck is not None:
+        raise program.waits_forever(stuck)
+    return buffers.simulation()
+
+
+def _with_scratch_as_tensors(program: Program) -> Program:
+    """Return a program in which scratch memory is a result that nobody reads."""
+    sizes = list(program.sizes)
+    nodes = []
+    for node in program.nodes:
+        if node.temporary:
+            outputs = [*node.outputs, len(sizes)]
+            sizes.append(node.temporary)
+            node = node.changed(outputs=outputs, temporary=0)
+        nodes.append(node)
+    return replace(program, nodes=nodes, sizes=sizes)
+
+
 class _States:
     """Bounds on the states of one program, and the fullest state so far."""
 
@@ -266,11 +308,11 @@ class _States:
     def search(self) -> None:
         """Bring the bound down and look for fuller states, until they meet."""
         price, low, high = 0, 0, max(self._program.sizes, default=0)
-        for round_ in range(_ROUNDS):
+        for round_ in range(16):
             started, ended = self._cut(price)
             running = int((started & ~ended).sum())
             bound = self._bound or 0
-            if bound - self._most <= _CLOSE * bound:
+            if bound - self._most <= 0.002 * bound:
                 return
             self._adjust_shares(started, ended, 1.0 / (1 + round_ // 2))
             if self._threads is None or (price == 0 and running <= self._threads):

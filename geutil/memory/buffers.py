@@ -13,13 +13,12 @@ from geutil.memory.timeline import Lifetime, LiveTensor, Moment, Timeline
 
 
 class Buffers:
-    """The buffers that are alive, while nodes start and end; several may run at once.
+    """The buffers alive while nodes start and end, maybe several at once."""
 
-    A tensor has a buffer of its own, or that of an input: always (`Node.aliases`), or
-    if nobody else is to read it (`Node.reuses`). A buffer lives until the last reader
-    of all tensors in it has ended, a fetched one to the end. A variable that is updated
-    while its old buffer is still to be read has a second one until that was read.
-    """
+    # A tensor has a buffer of its own, or that of an input: always (`Node.aliases`), or
+    # if nobody else is to read it (`Node.reuses`). It lives until the last reader of
+    # all tensors in it has ended, a fetched one to the end. A variable that is updated
+    # while its old buffer is still to be read has a second one until that was read.
 
     def __init__(self, program: Program) -> None:
         count = len(program.sizes)

@@ -254,12 +254,10 @@ def split(
     shared: Callable[[int, int], bool],
     home: int,
 ) -> Split:
-    """Return a program with a receipt for each tensor and device that it is sent to.
-
-    Each node comes after its inputs, and fetched tensors are sent to the device `home`.
-    `size_of` knows a tensor's bytes also where `Program.sizes` has 0; `shared` tells
-    whether one device reads another's tensors where they are.
-    """
+    """Return a program with a receipt for each tensor and device that it is sent to."""
+    # Each node comes after its inputs, and fetched tensors are sent to the device
+    # `home`. `size_of` knows a tensor's bytes also where `Program.sizes` has 0;
+    # `shared` tells whether one device reads another's tensors where they are.
     made_on = {tensor: devices[i] for tensor, i in program.makers.items()}
     reads = {(t, home) for t in program.fetched}
     for node, device in zip(program.nodes, devices, strict=True):

@@ -139,12 +139,10 @@ def plan_order(
     later: Mapping[int, Sequence[int]] = _NONE,
     known: Mapping[int, int] = _NONE,
 ) -> OrderPlan:
-    """Return a low-memory schedule and the control dependencies that enforce it.
-
-    `later` maps nodes to those that the plan has before them; `known` has the places of
-    nodes in an order that is tried besides. Without `can_wait` all nodes can, and
-    nothing is computed before it is asked for.
-    """
+    """Return a low-memory schedule and the control dependencies that enforce it."""
+    # `later` maps nodes to those that the plan has before them; `known` has the places
+    # of nodes in an order that is tried besides. Without `can_wait` all nodes can, and
+    # nothing is computed before it is asked for.
     run = partial(_planned, program, later, known)
     hold = partial(_dependencies_of, can_wait or _always, may_await, later)
     if can_wait is None:
@@ -195,23 +193,12 @@ def order_dependencies(
     begin: int = 0,
     limit: int = 0,
 ) -> OrderDependencies:
-    """Return the waits by which memory is used as in an order.
-
-    Nodes without a queue neither wait nor are waited for; those of one queue wait for
-    each other. For a node that cannot wait, the last one waits that it comes after and
-    that can.
-
-    Args:
-        program: the nodes and their edges.
-        order: all nodes, each after its inputs.
-        bound: up to how many bytes a tensor is small. Small tensors undone while a
-            large one is made add up to no more than that, either.
-        can_wait: tells whether a node can be made to wait.
-        may_await: tells whether the first node may be made to wait for the second.
-        begin: from which place in the order on it counts the sum of small nodes.
-        limit: so much may be held. As far as there is room, nodes run before others
-            that the order has before them.
-    """
+    """Return the waits by which memory is used as in an order."""
+    # Nodes without a queue neither wait nor are waited for; those of one queue wait for
+    # each other. For a node that cannot wait, the last one waits that it comes after
+    # and that can. Tensors up to `bound` are small; such that are undone while a large
+    # one is made add up to no more, counted from the place `begin` on. As far as there
+    # is room up to `limit`, nodes run before others that the order has before them.
     nodes, sizes = program.nodes, program.sizes
     edges = _OrderedEdges(program, order)
     earliest = _earliest_places(program, order, edges, limit)

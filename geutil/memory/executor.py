@@ -10,10 +10,9 @@ and back. Nothing here knows TensorFlow.
 from __future__ import annotations
 
 import heapq
-import random
 from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from operator import add
 from typing import Literal, overload
@@ -25,11 +24,6 @@ from geutil.memory.program import Node, Program, addresses
 
 SEEDS = 9
 """How many orders are tried where TensorFlow's depends on addresses."""
-_STARTS, _OLDEST = 0.7, 0.5
-"""How probable it is that a thread that is free starts a node before another ends one,
-and that this is the node that waits longest: several of 8 threads are busy then."""
-_LAUNCH = 1e-5
-"""The seconds in which TensorFlow's executor enqueues a kernel of a GPU."""
 RECEIVED = " (received)"
 """Stands behind a tensor's name in that of the node that receives it."""
 RECEIVE = "_Recv"
@@ -81,12 +75,10 @@ def joint_order(
     seed: int | None = None,
     successors: Sequence[list[int]] | None = None,
 ) -> list[int]:
-    """Return the nodes in the order in which devices run them side by side.
-
-    Each device has a thread, as in `execution_order`; they run a node each in turn. A
-    tensor is received as soon as it is made. `successors` are those of the program,
-    where they are known and no seed is given.
-    """
+    """Return the nodes in the order in which devices run them side by side."""
+    # Each device has a thread, as in `execution_order`; they run a node each in turn. A
+    # tensor is received as soon as it is made. `successors` are those of the program,
+    # where they are known and no seed is given.
     nodes = program.nodes
     successors = list(program.successors()) if successors is None else successors
     pending = [len(node.inputs) + len(node.controls) for node in nodes]
@@ -285,21 +277,12 @@ class PipelineRun:
 
 
 def run_pipeline(pipeline: Pipeline) -> PipelineRun:
-    """Simulate one step of a pipeline.
-
-    A pass begins when the device is free, by the stage's own order, and its inputs have
-    come. Sending takes no time of the device, and a link carries one message after
-    another in each direction. Source: Huang et al., "GPipe", 2018, arXiv 1811.06965;
-    Narayanan et al., "PipeDream", 2019 (1F1B); the ring of replicas sends 2 (r - 1) / r
-    of the gradients (Patarasu and Yuan 2009).
-
-    Example:
-        Four equal stages idle for 3 of 11 passes' time with 8 micro-batches:
-
-        >>> run = run_pipeline(Pipeline([Stage(1.0, 2.0)] * 4, micro_batches=8))
-        >>> run.seconds, round(run.bubble * 11, 6), run.in_flight
-        (33.0, 3.0, (4, 3, 2, 1))
-    """
+    """Simulate one step of a pipeline."""
+    # A pass begins when the device is free, by the stage's own order, and its inputs
+    # have come. Sending takes no time of the device, and a link carries one message
+    # after another in each direction. Source: Huang et al., "GPipe", 2018, arXiv
+    # 1811.06965; Narayanan et al., "PipeDream", 2019 (1F1B); the ring of replicas sends
+    # 2 (r - 1) / r of the gradients (Patarasu and Yuan 2009).
     stages, count = pipeline.stages, pipeline.micro_batches
     orders = [pipeline.passes(stage) for stage in range(len(stages))]
     place = [0] * len(stages)
@@ -417,62 +400,18 @@ def simulate(
     return buffers.simulation()
 
 
-def simulate_side_by_side(program: Program, threads: int, seed: int) -> Simulation:
-    """Simulate a program of which several nodes run at once, in a random schedule.
-
-    A node starts as soon as one of the threads is free; which of those that run ends
-    next is random, and so is which of those that are ready starts: the one that became
-    so first, or the last one. Scratch memory counts as a tensor without readers.
-    """
-    rng = random.Random(seed)
-    program = _with_scratch_as_tensors(program)
-    successors = list(program.successors())
-    pending = [len(node.inputs) + len(node.controls) for node in program.nodes]
-    ready = deque(i for i, count in enumerate(pending) if not count)
-    running: list[int] = []
-    buffers = Buffers(program)
-    while ready or running:
-        is_free = len(running) < threads
-        if ready and is_free and (not running or rng.random() < _STARTS):
-            started = ready.popleft() if rng.random() < _OLDEST else ready.pop()
-            buffers.start(started)
-            running.append(started)
-            continue
-        ended = running.pop(rng.randrange(len(running)))
-        buffers.end(ended)
-        for successor in successors[ended]:
-            pending[successor] -= 1
-            if not pending[successor]:
-                ready.append(successor)
-    stuck = next((i for i, count in enumerate(pending) if count), None)
-    if stuck is not None:
-        raise program.waits_forever(stuck)
-    return buffers.simulation()
-
-
 def simulate_with_copies(
     program: Program,
     copies: Collection[int],
     seconds: Sequence[float],
-    launch: float = _LAUNCH,
+    launch: float = 1e-5,
 ) -> tuple[Simulation, float]:
-    """Simulate a device that is fed ahead of time, and copies beside its work.
-
-    The host runs the nodes: one of the device is enqueued in no time, its buffers are
-    allocated then, and those that it read last are free for nodes that are enqueued
-    later. A copy to or from another device's memory begins when the maker of its tensor
-    has run on the device, goes through one channel after the copies before it, and
-    holds its tensor until it has ended; only then its readers are ready.
-
-    Args:
-        program: the nodes and tensors of one device.
-        copies: the nodes that copy.
-        seconds: how long each node runs on the device, or how long it copies.
-        launch: the seconds for which the host is busy with a node.
-
-    Returns:
-        The buffers in the order of their allocation, and the seconds of the step.
-    """
+    """Simulate a device that is fed ahead of time, and copies, in seconds."""
+    # The host is busy with a node for the seconds `launch`: one of the device is
+    # enqueued, its buffers are allocated then, and those that it read last are free for
+    # nodes that are enqueued later. A copy to or from another device begins when the
+    # maker of its tensor has run, goes through one channel after the copies before it,
+    # and holds its tensor until it has ended; only then its readers are ready.
     nodes, makers = program.nodes, program.makers
     copying = frozenset(copies)
     successors = list(program.successors())
@@ -512,19 +451,6 @@ def simulate_with_copies(
     if stuck is not None:
         raise program.waits_forever(stuck)
     return buffers.simulation(), max(now, device, channel)
-
-
-def _with_scratch_as_tensors(program: Program) -> Program:
-    """Return a program in which scratch memory is a result that nobody reads."""
-    sizes = list(program.sizes)
-    nodes = []
-    for node in program.nodes:
-        if node.temporary:
-            outputs = [*node.outputs, len(sizes)]
-            sizes.append(node.temporary)
-            node = node.changed(outputs=outputs, temporary=0)
-        nodes.append(node)
-    return replace(program, nodes=nodes, sizes=sizes)
 
 
 def typical(program: Program, seeds: int = SEEDS) -> Simulation:

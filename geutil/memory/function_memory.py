@@ -132,8 +132,6 @@ class Called:
 
 
 NOTHING = Called()
-_DEEPEST = 32
-"""How many functions deep functions count."""
 ITERATIONS = 2
 """How many iterations of a loop count."""
 
@@ -185,7 +183,8 @@ class CalledFunctions:
     ) -> tuple[Graph, Called] | None:
         passed = shape_inference.behind(arguments or ())
         key = (name, *(str(t.shape) for t in arguments or ()), *map(str, passed))
-        if key not in self._known and self._depth < _DEEPEST:
+        # So deep do functions count.
+        if key not in self._known and self._depth < 32:
             # Nothing, for a function that calls itself.
             self._known[key] = None
             body = function_calls.body_for_call(graph, name, arguments)

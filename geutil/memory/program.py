@@ -33,14 +33,7 @@ _FEW_BYTES = 512
 
 
 class Ran(NamedTuple):
-    """An op of a step that ran.
-
-    Attributes:
-        name: its name.
-        type: its type.
-        reads: the places, in the order of execution, of the ops that it reads.
-        bytes: what it made.
-    """
+    """An op of a step that ran: the places of ops it read, the bytes it made."""
 
     name: str
     type: str
@@ -49,25 +42,12 @@ class Ran(NamedTuple):
 
 
 def phases_of(ops: Iterable[Ran]) -> list[str]:
-    """Return the phase of each op of a step, given in the order of execution.
-
-    Gradients lie in a scope that TensorFlow or geutil gave them, and recomputed ops in
-    geutil's own. Of the rest, an op that depends on either belongs to the update, and
-    any other to the forward pass. Constants, shapes, control, and values that follow
-    from these alone are bookkeeping, unless a forward op makes a large one: no data
-    goes through them, and the executor runs them before the forward pass begins.
-
-    Example:
-        >>> step = [
-        ...     Ran("x", "Placeholder"),
-        ...     Ran("gradients/Shape", "Shape", [0]),
-        ...     Ran("y", "Tanh", [0]),
-        ...     Ran("gradients/y_grad", "TanhGrad", [2]),
-        ...     Ran("w/add", "AddV2", [3]),
-        ... ]
-        >>> phases_of(step)
-        ['forward', 'bookkeeping', 'forward', 'backward', 'update']
-    """
+    """Return the phase of each op of a step, given in the order of execution."""
+    # Gradients lie in a scope that TensorFlow or geutil gave them, and recomputed ops
+    # in geutil's own. Of the rest, an op that depends on either belongs to the update,
+    # and any other to the forward pass. Constants, shapes, control, and values that
+    # follow from these alone are bookkeeping, unless a forward op makes a large one: no
+    # data goes through them, and the executor runs them before the forward pass begins.
     phases: list[str] = []
     depends: list[bool] = []
     has_data: list[bool] = []

@@ -139,11 +139,8 @@ def calls_in(
 def calls_of(
     ops: Collection[Operation], edits: Iterable[Any] = ()
 ) -> dict[Operation, Called]:
-    """Return the memory of the functions that some ops of a graph run.
-
-    Tensors of unknown shape in a body count nothing. `edits` are planned edits of
-    loops, each of which `write`s itself into a `GraphDef`.
-    """
+    """Return the memory of the functions that some ops of a graph run, edits made."""
+    # Tensors of unknown shape in a body count nothing.
     if not ops:
         return {}
     device = device_of(planned_for(next(iter(ops)).graph))
@@ -207,18 +204,7 @@ def read_ops(
     dims: DimsOf = types.dims_of,
     edges: Edges | None = None,
 ) -> Reading:
-    """Read some ops of a graph as a program.
-
-    Args:
-        ops: the ops, with all that they wait for; each after its inputs, but for loops
-            of version 1. Inputs from other ops are given.
-        fetched: the tensors that are asked for.
-        size_of: the bytes of a tensor.
-        calls: the memory of the functions that ops run.
-        device: the device that they run on; None is that of this process.
-        dims: tells the shape of a tensor.
-        edges: the inputs and control inputs of ops; None is as in the graph.
-    """
+    """Read ops, in topological order, as a program; other inputs are given."""
     edges = edges or _GraphEdges()
     members = frozenset(ops)
     read = (t.op for op in ops for t in edges.inputs(op))

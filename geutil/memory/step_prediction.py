@@ -31,8 +31,6 @@ from geutil.select.conversions import graph_of_all
 from geutil.sizes import byte_count, size_text
 
 _logger = logging.getLogger("geutil")
-_SHOWN = 4
-"""How many loops a message names."""
 _LOWERED = "_lower_using_switch_merge"
 MOST = 1 << 20
 """The largest batch size that is of interest."""
@@ -117,7 +115,9 @@ def predict(
         2000000
     """
     if order is not None:
-        step = _read(ys_or_fetches, feeds, shapes, False, device=device)
+        step = executed_step(
+            ys_or_fetches, feeds, shapes, False, device=device, merges=False
+        )
         place = {node.name: i for i, node in enumerate(step.program.nodes)}
         numbers = [place[op.name] for op in order if op.name in place]
         return step.noted(simulate(step.program, numbers).timeline())
@@ -175,24 +175,6 @@ class Step:
         return replace(timeline, moments=tuple(moments))
 
 
-def executed_step(
-    ys_or_fetches: Any,
-    feeds: Iterable[Tensor] | None,
-    shapes: GivenShapes | None,
-    grappler: bool,
-    onednn: bool | None = None,
-    device: str | None = None,
-    rules: str | None = None,
-) -> Step:
-    """Return the step that TensorFlow runs for some fetches, but for oneDNN's merging.
-
-    The arguments are those of `predict`; `rules` is a device whose rules hold for all
-    ops, wherever they run.
-    """
-    step = _read(ys_or_fetches, feeds, shapes, grappler, onednn, device, rules)
-    return step if grappler else step.merged()
-
-
 def device_peaks(
     ys_or_fetches: Any, devices: Sequence[str], device_of: Callable[[Operation], str]
 ) -> tuple[int, ...]:
@@ -236,10 +218,11 @@ def step_program(
 
     Cost: as that of `predict`.
     """
-    return _read(ys_or_fetches, feeds, shapes, grappler).program
+    step = executed_step(ys_or_fetches, feeds, shapes, grappler, merges=False)
+    return step.program
 
 
-def _read(
+def executed_step(
     ys_or_fetches: Any,
     feeds: Iterable[Tensor] | None,
     shapes: GivenShapes | None,
@@ -247,8 +230,12 @@ def _read(
     onednn: bool | None = None,
     device: str | None = None,
     rules: str | None = None,
+    *,
+    merges: bool = True,
 ) -> Step:
-    """Return the step of some fetches, read from a copy of its graph."""
+    """Return the step that TensorFlow runs for some fetches, before oneDNN."""
+    # It is read from a copy of its graph. `rules` is a device whose rules hold for all
+    # ops, wherever they run; unless it `merges`, each constant is a node of its own.
     fetches = _fetches(ys_or_fetches)
     feed_tensors = IdentitySet(feeds or ())
     graph = graph_of_all((*fetches, *feed_tensors))
@@ -277,7 +264,7 @@ def _read(
     graph_shapes.check(fed)
     uncounted = uncounted_loops(calls)
     if uncounted:
-        shown = ", ".join(f"'{name}'" for name in uncounted[:_SHOWN])
+        shown = ", ".join(f"'{name}'" for name in uncounted[:4])
         _logger.warning(
             "how often %s runs does not follow from constants and shapes: what it adds "
             "to lists each time, for its gradient or as a result, is not in the "
@@ -287,7 +274,8 @@ def _read(
     devices = [op.device or home for op in scratch_ops]
     check = partial(graph_shapes.check, fed)
     time_of = op_times(scratch_ops, {op: called.time for op, called in calls.items()})
-    return Step(program, scratch_ops, devices, home, size_of, check, time_of, fetched)
+    step = Step(program, scratch_ops, devices, home, size_of, check, time_of, fetched)
+    return step if grappler or not merges else step.merged()
 
 
 def _keep_loops(graph_def: Any) -> None:
@@ -428,11 +416,8 @@ def fit_batch(
     first: int = FIRST,
     most: int = MOST,
 ) -> BatchFit:
-    """Return the largest batch size within a limit in bytes.
-
-    `held` returns the bytes for a batch size, None if there is no such step; it is
-    called two to five times where bytes grow in proportion. `first` is tried first.
-    """
+    """Return the largest batch size within a limit; `held` returns the bytes of one."""
+    # It is called two to five times where bytes grow in proportion.
     search = _BatchSearch(limit, most)
     batch = min(first, most)
     while not search.is_settled():

@@ -156,12 +156,9 @@ def op_times(
     measured: bool = False,
     in_seconds: bool = False,
 ) -> Times:
-    """Return the times of ops: estimated, or in seconds if some can be `measured`.
-
-    Where others are measured, an op that cannot be takes as long as its estimate next
-    to theirs. Ops that run functions have the time of these in `called_times`. Raises
-    PlanError if times have to be `in_seconds`, and no op can be measured.
-    """
+    """Return the times of ops: estimated, or in seconds if some can be `measured`."""
+    # Where others are measured, an op that cannot be takes as long as its estimate next
+    # to theirs. Ops that run functions have the time of these in `called_times`.
     ops = list(ops)
 
     def estimate(op: Operation) -> float:
@@ -181,9 +178,6 @@ def op_times(
     return lambda op: seconds.get(op.name, scale * estimate(op))
 
 
-_SMALL = 1 << 16
-"""Ops that read and write fewer bytes are not run: the call takes longer."""
-_ROUNDS = 3
 _MOST_VALUES = 64
 """Integer tensors up to here may be axes, shapes or paddings, whose values matter."""
 
@@ -205,7 +199,8 @@ def _measured_times(ops: Sequence[Operation]) -> dict[str, float]:
     for op in ops if tf.executing_eagerly() else ():
         read = sum(cpu.bytes_at(t, known_dims) for t in op.inputs)
         written = sum(cpu.bytes_at(t, known_dims) for t in op.outputs)
-        if read + written >= _SMALL:
+        # Of smaller ops the call takes longer.
+        if read + written >= 1 << 16:
             like = [(t.dtype.name, known_dims(t), _few_integers(t)) for t in op.inputs]
             key = repr((op.type, like, written, _attributes(op)))
             if key not in known:
@@ -268,7 +263,7 @@ def _seconds(op: Operation) -> float | None:
         if run is None:
             return None
         # The first call is a trial.
-        return min([_seconds_of_call(run) for _ in range(1 + _ROUNDS)][1:])
+        return min([_seconds_of_call(run) for _ in range(1 + 3)][1:])
     except (TypeError, ValueError, tf.errors.OpError):
         # Numbers that the op does not take, or an attribute of functions.
         return None

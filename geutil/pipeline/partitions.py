@@ -16,12 +16,14 @@ from geutil.graph.types import GivenShapes, Operation, Tensor, is_stateful
 from geutil.memory.executor import Pipeline, Schedule, Stage
 from geutil.memory.sizes import tensor_bytes
 from geutil.memory.times import op_time
-from geutil.pipeline.stage_cuts import SequenceCut, cut_sequence, lower_largest
-from geutil.pipeline.stage_memory import (
+from geutil.pipeline.stages import (
     Floats,
+    SequenceCut,
     StageMemory,
+    cut_sequence,
     held_bytes,
     is_handle,
+    lower_largest,
     stage_memory,
 )
 from geutil.select import conversions
@@ -210,10 +212,7 @@ def even_split(
     devices: Sequence[str],
     micro_batches: int,
 ) -> Partition:
-    """Cut the forward pass into stages of as many ops each, to compare partitions with.
-
-    The arguments and errors are those of `partition` by memory.
-    """
+    """Cut the forward pass into stages of as many ops, to compare with."""
     tensors = _targets(ys)
     line = _Line(get_backward_walk_ops(tensors, control_inputs=True))
     flights = _flights(len(devices), micro_batches, "1f1b")
@@ -385,6 +384,7 @@ class _Line:
             lower_largest(
                 cut_sequence(self._crossing(), len(devices), rows, slack=part).ends,
                 peak,
+                memory.least,
             )
             for part in (slack, 0.0)
         ]

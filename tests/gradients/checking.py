@@ -114,7 +114,7 @@ def add_in_order(graph: tf.Graph) -> None:
 
     `AddN` begins with the first input that nothing else holds any more: which one that
     is can depend on what has run by chance (see
-    `geutil.gradients.bitwise_determinism`), and then plain gradients do
+    `geutil.gradients.apply`), and then plain gradients do
     not repeat their own bits. What `Snapshot` yields nothing else holds.
     """
     for op in graph.get_operations():

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.gradients import bitwise_determinism, gradients, last_report
-from geutil.gradients.bitwise_determinism import keep_apart, readers_of, without_joined
+from geutil.gradients import apply, gradients, last_report
+from geutil.gradients.apply import keep_apart, readers_of, without_joined
 from geutil.gradients.step import build_step
 from geutil.graph.creation import set_new_input
 from tests.gradients.checking import assert_same, run, unlike
@@ -203,7 +203,7 @@ def test_what_grappler_does_not_join_with_plain_gradients(monkeypatch):
     given = products, (64, 64), (4, 64, 64)
     expected = bits(*given, plain=True)
     assert_same(bits(*given), expected)
-    monkeypatch.setattr(bitwise_determinism, "keep_apart", lambda *args: None)
+    monkeypatch.setattr(apply, "keep_apart", lambda *args: None)
     assert np.any(np.not_equal(bits(*given), expected))
 
 

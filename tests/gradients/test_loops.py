@@ -24,8 +24,9 @@ from geutil.gradients import (
     plan_curve,
 )
 from geutil.gradients.apply import applied
-from geutil.gradients.choices import best_of
-from geutil.gradients.loops import ALL, LIGHT, LoopChoices, find_loops, least_cut
+from geutil.gradients.choices import LoopChoices, best_of
+from geutil.gradients.loops import ALL, LIGHT, find_loops
+from geutil.gradients.planning.cuts import least_cut
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.step import build_step
 from tests.gradients.checking import assert_close, assert_same, measured_peak

@@ -26,8 +26,7 @@ from geutil.memory import (
     worst_case,
 )
 from geutil.memory.allocator import ALIGNMENT, Allocator
-from geutil.memory.bounds import worst_of
-from geutil.memory.executor import simulate_side_by_side
+from geutil.memory.bounds import simulate_side_by_side, worst_of
 from geutil.memory.program import Device
 from geutil.memory.step_prediction import executed_step
 from geutil.sizes import size_text

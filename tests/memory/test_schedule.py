@@ -13,21 +13,18 @@ from geutil.memory.schedule import (
 from tests.memory.test_executor import awaited, chain, naive, programs
 from tests.thorough import examples, length
 
-RANKS = ("length", "usual", "creation")
 
-
-def names(program, rank="length"):
-    return [program.nodes[i].name for i in frugal_order(program, rank)]
+def names(program):
+    return [program.nodes[i].name for i in frugal_order(program)]
 
 
 @given(programs())
 @examples(300)
 def test_the_plan_is_the_best_of_what_is_tried(program):
-    orders = [frugal_order(program, rank) for rank in RANKS]
-    assert orders == [frugal_order(program, rank) for rank in RANKS]
+    order = frugal_order(program)
+    assert order == frugal_order(program)
     # Raises for what is no order.
-    peaks = [simulate(program, order).peak for order in orders]
-    peaks.append(simulate(program, execution_order(program)).peak)
+    peaks = [simulate(program, o).peak for o in (order, execution_order(program))]
     assert planned_order(program).peak == min(peaks)
 
 
@@ -152,11 +149,10 @@ def test_what_is_used_up_at_once_runs_in_one_burst():
     updates = [i for i, node in enumerate(nodes) if node.name.startswith("assign")]
     nodes.append(Node("step", "NoOp", controls=updates))
     program = Program(nodes, sizes, [0])
-    for rank in RANKS:
-        order = names(program, rank)
-        places = [order.index(f"gradient{i}") for i in range(count)]
-        assert sorted(places) == [1, 6, 11, 16], rank
-        assert simulate(program, frugal_order(program, rank)).peak == 300
+    order = names(program)
+    places = [order.index(f"gradient{i}") for i in range(count)]
+    assert sorted(places) == [1, 6, 11, 16]
+    assert simulate(program, frugal_order(program)).peak == 300
 
 
 def test_long_chains_in_place():

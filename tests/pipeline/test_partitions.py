@@ -17,6 +17,7 @@ from geutil.gradients import pipelined
 from geutil.graph import adjacency
 from geutil.graph.colocation import class_entries
 from geutil.graph.edits import transaction
+from geutil.pipeline.stages import StageMemory
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform import Partition, PartitionStage, partition, place
 from tests.gradients.networks import small_step, trace_forward
@@ -163,6 +164,23 @@ def test_no_cut_has_a_much_lower_peak(options):
     assert bound <= least
     assert peaks[None] <= 1.1 * least
     assert max(peaks.values()) > 1.4 * least
+
+
+def test_no_stage_holds_less_than_when_it_begins_to_go_backward(monkeypatch):
+    """Cuts are ruled out by that without a simulation."""
+    peak, seen = StageMemory.peak, []
+
+    def noted(memory, *stage):
+        seen.append((memory.least(*stage), peak(memory, *stage)))
+        return seen[-1][1]
+
+    monkeypatch.setattr(StageMemory, "peak", noted)
+    for options in OPTIONS:
+        with tf.Graph().as_default():
+            loss, *_ = layers([60, 300, 20, 200, 200, 10])
+            partition(loss, DEVICES, "memory", micro_batches=4, **options)
+    assert len(seen) > 10
+    assert all(least <= found for least, found in seen)
 
 
 def cut_before(loss, places):

@@ -16,8 +16,6 @@ from typing import Any, Literal, NamedTuple
 
 from geutil.errors import ArgumentTypeError, PlanError
 
-_SHOWN = 6
-"""How many nodes of a cycle a message names."""
 _WORKSPACE = "workspace"
 
 
@@ -128,7 +126,7 @@ class Problem:
             try:
                 TopologicalSorter(dict(enumerate(self.inputs))).prepare()
             except CycleError as error:
-                cycle = " -> ".join(map(str, error.args[1][:_SHOWN]))
+                cycle = " -> ".join(map(str, error.args[1][:6]))
                 raise PlanError(f"nodes read each other in a cycle: {cycle}") from None
         return tuple(order)
 

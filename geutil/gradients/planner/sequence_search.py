@@ -36,16 +36,8 @@ None leads to the least time everywhere (benchmarks/schedules/budgets.py)."""
 _SPREAD = 1.4
 """Slots for each run; more of them make a step longer, fewer have more runs moved."""
 _ONE, _WAYS = np.int64(1), np.int64(len(WAYS))
-_TRIES = 24
 _NEAR = np.int64(15)
 """How many slots near a full one a run may lie that is moved."""
-_RUINED = 3.0
-"""How many runs a rebuilding takes out, on average."""
-_CHAINED = 6.0
-"""How long a chain it puts in at most, on average."""
-_ROUNDS = 60
-_NOISE = 4.0
-"""By how much its choices differ from the greedy ones at most, as a power of e."""
 
 _NODE = np.dtype(
     [(name, np.float64) for name in ("size", "work", "time")]
@@ -616,7 +608,7 @@ def _shift(search):  # type: ignore[no-untyped-def]
     if _roll(now) < 0.6:
         # Near where most is held: elsewhere, order matters little.
         full = 0.9 * now.budget
-        for _ in range(_TRIES):
+        for _ in range(24):
             if search.level[slot] >= full:
                 break
             slot = _random_run(search)
@@ -647,13 +639,10 @@ def _shift(search):  # type: ignore[no-untyped-def]
 def _evict_one(  # type: ignore[no-untyped-def]
     search, failed, round_, noise, way, chain, over
 ):
-    """Free an output that waits across the fullest run, and run it before its next use.
-
-    Tell whether that, or something else, may be tried again. `failed` has, at the
-    places of `readers` and for nodes that are read at the end, the latest round in
-    which freeing brought nothing. `chain` and `over` are room for runs, and for the
-    bytes and the runs above the budget up to each slot.
-    """
+    """Free an output that waits across the fullest run; tell whether to go on."""
+    # `failed` has, at the places of `readers` and for nodes that are read at the end,
+    # the latest round in which freeing brought nothing. `chain` and `over` are room for
+    # runs, and for the bytes and the runs above the budget up to each slot.
     inputs, nodes, slots, now = search.inputs, search.nodes, search.slots, search.now[0]
     if not _has_space(search, len(chain)):
         return False
@@ -714,12 +703,8 @@ def _evict_one(  # type: ignore[no-untyped-def]
 
 @compiled
 def evict(search, rounds, noise, way):  # type: ignore[no-untyped-def]
-    """Free and compute again the cheapest output for its bytes, time after time.
-
-    Each of at most so many rounds looks at the fullest run, and at all outputs that
-    wait there for a later use. `noise` is how much a choice is left to chance, `way`
-    one of `WAYS`.
-    """
+    """Free and compute again the cheapest outputs for their bytes."""
+    # `noise` is how much a choice is left to chance, `way` one of `WAYS`.
     now = search.now[0]
     chain = np.zeros(4 * CHAIN, np.int64)
     over = np.zeros((len(search.slots), 2))
@@ -763,26 +748,24 @@ def _rebuilt(  # type: ignore[no-untyped-def]
             _drop_loose(search)
         else:
             _undo(search, mark)
-    _ruin(search, 1 + int(_RUINED * _waited(now)))
-    noise = _NOISE * _roll(now)
+    _ruin(search, 1 + int(3.0 * _waited(now)))
+    noise = 4.0 * _roll(now)
     way = _pick(now, _WAYS)
-    for _ in range(_ROUNDS):
+    for _ in range(60):
         if now.excess <= 0.0 or now.time >= most:
             return
         # Long chains take long, and are rarely worth it.
-        part = chain[: min(2 + int(_CHAINED * _waited(now)), len(chain))]
+        part = chain[: min(2 + int(6.0 * _waited(now)), len(chain))]
         if not _evict_one(search, failed, round_, noise, way, part, over):
             return
 
 
 @compiled
 def rebuild(search, shifted, heat, cold, moves, goal):  # type: ignore[no-untyped-def]
-    """Take runs out and evict anew, again and again; accept good results.
-
-    A move shifts a run, and then one more, as often as `shifted` says. `heat` and
-    `cold` are the temperatures at the first and the last move, as shares of the time of
-    all nodes; `goal` is the time at which nothing is left to gain.
-    """
+    """Take runs out and evict anew, again and again; accept good results."""
+    # A move shifts a run, and then one more, as often as `shifted` says. `heat` and
+    # `cold` are the first and the last temperature, in the time of all nodes; `goal` is
+    # the time at which nothing is left to gain.
     now = search.now[0]
     chain = np.zeros(CHAIN, np.int64)
     over = np.zeros((len(search.slots), 2))

@@ -28,11 +28,6 @@ _HEATS = 0.3, 0.003
 _SHIFTED, _SHIFTED_IN_STEPS = 0.85, 0.2
 """How often a move shifts a run, and then one more: the order of a step is good. The
 mean extra time of 12 random layered problems is 0.86 % at 0.85, 0.92 % at 0.7."""
-_NOISES = 0.0, 1.0, 2.0, 3.0
-"""How much the evictions with which rebuilding begins are left to chance."""
-_CANDIDATES = 16
-_STAGES = (16, 0.02), (5, 0.05), (2, 0.12)
-"""How many of them go on, each for which share of the moves."""
 _MOVES_A_NODE = 160
 _CYCLES = 2
 """How often searches start hot again."""
@@ -48,8 +43,6 @@ program down would take too long."""
 _CLOSE, _PROGRAM_CLOSE = 1e-9, 2e-6
 """Extra time that does not count, and that by which the program's bound may be low, as
 shares of the time of all nodes."""
-_STEPS_DOWN = (0.9, 0.97, 0.99)
-"""From one budget to the next where the least peak is looked for."""
 
 
 def solve(
@@ -121,11 +114,9 @@ def schedule_step(
     seed: int = 0,
     found: Sequence[Sequence[int]] = (),
 ) -> Schedule:
-    """Return a schedule of a step, whose own order is good, without a bound.
-
-    The limit is the `budget` of `solve`, moves are its `iterations`, and `found` are
-    runs to begin with in the place of orders.
-    """
+    """Return a schedule of a step, whose own order is good, without a bound."""
+    # `limit` is the `budget` of `solve`, `moves` its `iterations`, and the search
+    # begins with the runs `found` in the place of orders.
     workers = os.cpu_count() or 1
     options = _SolveOptions(math.inf, seed, True, workers, moves, None, is_step=True)
     if objective == "peak":
@@ -268,7 +259,9 @@ class _Solver:
         # Successive halving (Jamieson and Talwalkar 2016): a short rebuilding tells
         # where a long one from the same start leads.
         kernels, nodes = self._kernels, len(self._problem)
-        ways = product(_NOISES, kernels.WAYS, dict.fromkeys(map(tuple, starts)))
+        # How much is left to chance: each led to the best schedule of some of 21 steps.
+        noises = (0.0, 1.0, 2.0, 3.0)
+        ways = product(noises, kernels.WAYS, dict.fromkeys(map(tuple, starts)))
         moves = self._options.iterations or nodes * _MOVES_A_NODE
 
         def begin(number: int, job: tuple[float, int, Sequence[int]]) -> Any:
@@ -283,9 +276,10 @@ class _Solver:
             self._rebuild(search, _HEATS, int(moves * share) // _WORTH)
 
         with ThreadPoolExecutor(self._options.workers) as pool:
-            searches = list(pool.map(begin, count(), islice(ways, _CANDIDATES)))
+            searches = list(pool.map(begin, count(), islice(ways, 16)))
             self._consider_all(searches)
-            for kept, share in _STAGES:
+            # How many go on, each for which share of the moves.
+            for kept, share in ((16, 0.02), (5, 0.05), (2, 0.12)):
                 if self._is_done() or self._seconds_left < 0:
                     break
                 searches = sorted(searches, key=lambda search: search.rank)[:kept]
@@ -322,7 +316,7 @@ def _least_peak(problem: Problem, extra: float, options: _SolveOptions) -> Sched
     began = monotonic()
     found = Schedule(problem, _orders(problem, options.reorder)[0])
     history: list[Improvement] = []
-    steps = list(_STEPS_DOWN)
+    steps = [0.9, 0.97, 0.99]
     while steps and found.peak > problem.least_budget:
         target = max(math.ceil(found.peak * steps[0]) - 1, problem.least_budget)
         left = options.time_limit - (monotonic() - began)
@@ -346,12 +340,9 @@ def _least_peak(problem: Problem, extra: float, options: _SolveOptions) -> Sched
 
 
 def _orders(problem: Problem, reorder: bool = True) -> list[tuple[int, ...]]:
-    """Return orders that run every node once, that of least peak first.
-
-    The problem's own order, and unless it is fixed, one that runs the ready node that
-    adds the least (its output less the inputs it is the last to read), of equals the
-    newest.
-    """
+    """Return orders that run every node once, that of least peak first."""
+    # Unless the order is fixed, one runs the ready node that adds the least (its output
+    # less the inputs it is the last to read), of equals the newest.
     if problem.fixed_order is not None or not reorder:
         return [problem.first_order]
     waits = [len(inputs) for inputs in problem.inputs]
@@ -489,8 +480,6 @@ def _kernels() -> Any:
     return sequence_search
 
 
-_TOLERANCE = 1e-6
-"""Of the solver, relative to the time of all nodes."""
 _LARGEST = 1000
 """Variables of a program. With four times as many the bounds of six networks, at half
 and at a quarter, were higher by 0.1 % of the step at most, and took three times as
@@ -504,37 +493,13 @@ def extra_time_bound(
     time_limit: float = 10.0,
     branches: int | None = None,
 ) -> float:
-    """Return a lower bound of the extra time of all schedules within a budget.
-
-    At the moment at which node v runs for the first time, a result made before and read
-    later is held, or it runs again after that moment; and where a node runs again, each
-    of its inputs is held at that moment or runs again, too. All that is held then fits
-    the budget together with v, its inputs and its workspace. One choice of nodes that
-    run again has to do for all v at once: a mixed integer program, whose least time is
-    the bound.
-
-    Args:
-        problem: the computation.
-        budget: in bytes.
-        order: in which nodes run for the first time; None for any.
-        time_limit: in seconds; the bound known by then is returned.
-        branches: a limit of branches in place of that of time, so that the result does
-            not depend on how fast the machine is.
-
-    Returns:
-        The bound; infinity if no schedule keeps the budget.
-
-    Raises:
-        MissingExtraError: OR-Tools is not installed.
-
-    Example:
-        The first node is read by the last one; it is freed in between or all three are
-        held:
-
-        >>> problem = Problem([2, 1, 1, 1], [8] * 4, [(0, 1), (1, 2), (2, 3), (0, 3)])
-        >>> extra_time_bound(problem, 24), extra_time_bound(problem, 16)
-        (0.0, inf)
-    """
+    """Return a lower bound of extra time; infinity if no schedule is within."""
+    # At the first run of node v, a result made before and read later is held, or it
+    # runs again after that; and where a node runs again, each of its inputs is held
+    # then or runs again, too. All that is held fits the budget together with v, its
+    # inputs and its workspace. One choice of nodes that run again has to do for all v:
+    # a mixed integer program. `branches` limits it in place of seconds, whatever the
+    # machine.
     # Where any order is allowed, only ancestors of v have surely run before, and only
     # descendants surely come later. The program counts one extra run of a node, where a
     # schedule may need several, and looks at no moment but those: so it is a bound.
@@ -636,7 +601,7 @@ class _Program:
             self.solver.SetSolverSpecificParametersAsString(limit)
         if self.solver.Solve() == self.solver.INFEASIBLE:
             return math.inf
-        least = self.solver.Objective().BestBound() - _TOLERANCE
+        least = self.solver.Objective().BestBound() - 1e-6
         bound = float(max(least, 0.0) * total)
         if not all(time.is_integer() for time in times):
             return bound

@@ -1,14 +1,16 @@
 """Cuts of the forward pass, and the costs of each stretch between two of them.
 
 A cut is a place in the forward pass; the tensors made before it and read after it are
-kept together.
+kept together. A cut of any graph is a minimum vertex cut.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +26,6 @@ from geutil.memory.times import multiply_adds
 
 NEVER = 1 << 44
 """More than there is; even thousands of these can be added up."""
-_FAR = 0.1
-"""A tensor that reaches over such a part of the forward pass hinders all its cuts."""
-_MATTERS = 0.01
-"""A tensor of a smaller part of all bytes may be kept along."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,12 +73,13 @@ def read_forward(step: PlainStep, always: Keeps, smallest: int = 0) -> ForwardPa
     last = {id(t): i for i, op in enumerate(ops) for t in op.inputs}
     buffers = []
     groups = _sharing(ops, place, always)
-    matters = _MATTERS * sum(tensor_bytes(group[0]) for group in groups)
+    matters = 0.01 * sum(tensor_bytes(group[0]) for group in groups)
     for group in groups:
         starts = [place[t.op] for t in group]
         ends = [last.get(id(t), place[t.op]) for t in group]
         turns = [reads[id(t)] for t in group if id(t) in reads]
-        far = max(ends) - min(starts) > _FAR * len(ops)
+        # One that reaches over a tenth of the pass hinders all its cuts.
+        far = max(ends) - min(starts) > 0.1 * len(ops)
         least = 0 if far and tensor_bytes(group[0]) < matters else smallest
         buffers.append(
             ForwardBuffer(
@@ -198,10 +197,8 @@ class Stretches:
 def measure_stretches(
     forward: ForwardPass, gradient_bytes: Sequence[int], most: int = MOST_CUTS
 ) -> Stretches:
-    """Return the costs of each stretch between two of the best cuts.
-
-    `gradient_bytes` are the bytes of the backward pass alone at each of its ops.
-    """
+    """Return the costs of each stretch between two of the best cuts."""
+    # `gradient_bytes` are those of the backward pass alone at each of its ops.
     costs = np.array([multiply_adds(op) for op in forward.ops], np.int64)
     places = _best_places(forward, costs, most)
     table = _Table(forward, places)
@@ -213,7 +210,7 @@ def measure_stretches(
         idle=table.crossing(np.where(table.last_read < 0, table.prices, 0)),
         in_turn=in_turn,
         at_worst=at_worst,
-        cost=_costs(forward, table, costs),
+        cost=_costs(table, costs),
     )
 
 
@@ -289,7 +286,7 @@ class _Table:
         return np.vstack((from_here[1:], np.zeros((1, self.cuts), np.int64)))
 
 
-def _costs(forward: ForwardPass, table: _Table, costs: Ints) -> Ints:
+def _costs(table: _Table, costs: Ints) -> Ints:
     """Return the cost to run each stretch again, less its kept tensors."""
     behind = np.append(0, np.cumsum(costs))
     at = behind[np.minimum(table.places + 1, len(costs))]
@@ -363,3 +360,53 @@ def _most_between(values: Ints, bounds: Ints) -> Ints:
         # Intervals that are not empty lie side by side.
         maxima[full] = np.maximum.reduceat(values[: ends[-1]], ends[:-1])
     return maxima
+
+
+def least_cut(
+    weights: Sequence[int],
+    read: Sequence[Collection[int]],
+    given: Collection[int],
+    needed: Collection[int],
+) -> list[int]:
+    """Return the nodes of least weight that all needed ones follow from, in order."""
+    # A minimum vertex cut between given and needed nodes; `read` has the inputs of
+    # each. Of equal cuts it is the one nearest to the needed nodes. Source: Ford and
+    # Fulkerson, "Maximal flow through a network", 1956; the shortest path first
+    # (Edmonds and Karp, 1972).
+    source, sink = -1, -2
+    # More than any cut of the nodes weighs: such edges are never a part of one.
+    unlimited = sum(weights) + 1
+    # Node i is an edge of its weight, from an entrance 2 i to an exit 2 i + 1.
+    edges = [(2 * i, 2 * i + 1, weight) for i, weight in enumerate(weights)]
+    edges += [(2 * j + 1, 2 * i, unlimited) for i in range(len(read)) for j in read[i]]
+    edges += [(source, 2 * i, unlimited) for i in given]
+    edges += [(2 * i + 1, sink, unlimited) for i in needed]
+    # The capacity left on each edge, and the flow on it that can be taken back.
+    left: dict[int, dict[int, int]] = defaultdict(dict)
+    for start, end, most in edges:
+        left[start][end] = most
+        left[end].setdefault(start, 0)
+
+    def reached(first: int, *, back: bool) -> dict[int, int]:
+        """Return the nodes that flow can reach, each with the one before."""
+        met = {first: first}
+        waiting = [first]
+        for node in waiting:
+            for other in left[node]:
+                room = left[other][node] if back else left[node][other]
+                if room and other not in met:
+                    met[other] = node
+                    waiting.append(other)
+        return met
+
+    while sink in (before := reached(source, back=False)):
+        way = [sink]
+        while way[-1] != source:
+            way.append(before[way[-1]])
+        more = min(left[start][end] for end, start in pairwise(way))
+        for end, start in pairwise(way):
+            left[start][end] -= more
+            left[end][start] += more
+    behind = reached(sink, back=True)
+    nodes = range(len(weights))
+    return [i for i in nodes if 2 * i + 1 in behind and 2 * i not in behind]

@@ -52,12 +52,11 @@ class Trial:
 
 
 class Trials:
-    """Simulates choices of kept tensors, besides those always kept, for one step.
+    """Simulates choices of kept tensors, besides those always kept, for one step."""
 
-    `returns` gives the kept tensors of a choice that wait on another device meanwhile.
-    Of choices whose peak is `enough` or less, the one with the fewest such bytes is
-    best: they take time.
-    """
+    # `returns` gives the kept tensors of a choice that wait on another device
+    # meanwhile. Of choices whose peak is `enough` or less, the one with the fewest such
+    # bytes is best: they take time.
 
     def __init__(
         self,
@@ -108,10 +107,6 @@ class Trials:
         return Trial(kept, peak, sum(map(self._cost_of, plan.run_again)), held, plan)
 
 
-_COST_SHARE = 0.01
-"""The share of all bytes that the compute of all ops is worth, to break ties."""
-
-
 @dataclass(frozen=True, eq=False)
 class Terms:
     """How stretches and kept tensors are reckoned."""
@@ -134,7 +129,8 @@ def cut_within(terms: Terms, budget: int) -> tuple[int, ...] | None:
     stretches = terms.stretches
     added = stretches.kept + terms.idle * stretches.idle
     whole = float(stretches.cost[0].max())
-    worth = _COST_SHARE * float(terms.held[0, -1]) / max(whole, 1.0)
+    # To break ties: all ops are worth a hundredth of all bytes.
+    worth = 0.01 * float(terms.held[0, -1]) / max(whole, 1.0)
     score_added = added + worth * stretches.cost
     count = len(added)
     kept_bytes = np.full(count, np.inf)
@@ -174,19 +170,16 @@ def least_budget(terms: Terms, precision: float = 0.002) -> int:
 AS_GOOD = 1.01
 """Of choices whose peaks differ by less, the one with less compute is taken."""
 
-_MOST_STARTS = 8
-_SWEPT_CUTS = 3
 
 Cuts = tuple[int, ...]
 """The places of cuts, ascending."""
 
 
 class CuttingSearch:
-    """Tries cuttings at most `most` times, each choice of tensors once.
+    """Tries cuttings, their places in order, each choice of tensors once."""
 
-    The places of cuts ascend. `among_others`: other steps hold their kept tensors at
-    the same time. How many is not known; kept bytes count as if one more did so.
-    """
+    # `among_others`: other steps hold their kept tensors at the same time. How many is
+    # not known; kept bytes count as if one more did so.
 
     def __init__(
         self,
@@ -226,7 +219,7 @@ class CuttingSearch:
         # Cuts are added where there are so few places that all of them can be tried.
         # Where that leads no further, it goes on from the next best cutting so far.
         left_alone: set[Cuts] = set()
-        while self._left > 0 and len(left_alone) < _MOST_STARTS:
+        while self._left > 0 and len(left_alone) < 8:
             open_cuts = [cuts for cuts in self._known if cuts not in left_alone]
             if not open_cuts:
                 return
@@ -237,7 +230,7 @@ class CuttingSearch:
     def sweep(self) -> None:
         """Try all cuttings of one cut, then of two and three, while allowed."""
         # In a small graph nothing is left to chance then.
-        for count in range(1, _SWEPT_CUTS + 1):
+        for count in range(1, 4):
             if math.comb(len(self._places), count) > self._left:
                 return
             self.start(combinations(self._places, count))
@@ -308,8 +301,6 @@ _IDLE = (0.0, 0.1)
 """The weights of idle tensors to try. Of both tables together: in a chain 1.0 with 0.1
 is best alone, by 1.8 %, in an encoder 1.05 with 0.1, by 1.9 %, in a U-Net 1.1 with 0.0,
 by 0.4 % (benchmarks.networks, before cuts are shifted)."""
-_EVERY = (1, 2, 3, 4, 6, 8, 12)
-"""Cuts at each place, at each second one and so on."""
 _TRIED_NODES = 80_000
 _FEWEST_TRIALS = 12
 _MOST_TRIALS = 60
@@ -318,10 +309,6 @@ _QUICK_NODES = 12_000
 """Small graphs have more trials, for so many nodes: that takes some 0.2 s."""
 _FEWEST_FULL, _FULL = 2, 3
 """In so many trials, in small graphs one of so many, the last segment is recomputed."""
-_LARGE = 1000
-"""Steps of more nodes are tried out without their tiny tensors."""
-_WORTH_WHILE = 0.98
-"""Nothing is run again unless the peak falls to this part of that by order alone."""
 
 
 def choose_for_memory(
@@ -333,26 +320,12 @@ def choose_for_memory(
     others: Iterable[Sequence[Tensor]] = (),
     trials: Trials | None = None,
 ) -> Trial:
-    """Return the tensors to keep for the least predicted peak.
-
-    No op runs more than once again. The forward pass is cut into stretches such that
-    the fullest of them is as small as can be: those near the loss are shorter, since
-    most of the kept tensors are still held when the backward pass is there. Several
-    cuttings are then simulated, and the best is taken, unless plain gradients are.
-
-    Args:
-        step: the step with plain gradients.
-        always: tells which tensors are kept whatever is chosen.
-        min_checkpoint_size: no tensor of fewer elements is chosen, but tiny ones that
-            reach far.
-        among_others: whether the step is one of several whose kept tensors are held
-            together.
-        others: choices that are tried besides.
-        trials: those that try choices out; None for new ones.
-
-    Returns:
-        The choice; without tensors and with a reason if plain gradients are best.
-    """
+    """Return the tensors to keep for the least peak, or none and the reason."""
+    # No op runs more than once again. The forward pass is cut into stretches such that
+    # the fullest of them is as small as can be: those near the loss are shorter, since
+    # most kept tensors are still held when the backward pass is there. Several
+    # cuttings, and `others`, are then simulated, and the best is taken, unless plain
+    # gradients are.
     forward = read_forward(step, always, min_checkpoint_size)
     trials = trials or Trials(step, always)
     alone = trials.without()
@@ -368,7 +341,7 @@ def choose_for_memory(
     full = most // _FULL if most > _MOST_TRIALS else _FEWEST_FULL
     # XLA's own order holds more where the last segment runs again at once.
     full = 0 if runtime.is_compiled_by_xla(step.graph) else full
-    is_large = trials.program.size > _LARGE
+    is_large = trials.program.size > 1000
     tried = trials.compact() if is_large else trials
     # The best one of a large step is tried once more, whole.
     left = most - full - is_large
@@ -378,7 +351,7 @@ def choose_for_memory(
     search.start(_cuttings(stretches))
     if trials.returns:
         # A tensor that waits elsewhere costs nothing here, however many cuts there are.
-        search.start(tuple(places[::every]) for every in _EVERY)
+        search.start(tuple(places[::every]) for every in (1, 2, 3, 4, 6, 8, 12))
     # A sweep finds cuttings that single steps do not reach; its best is then refined.
     search.descend()
     search.sweep()
@@ -391,7 +364,7 @@ def choose_for_memory(
     if best is None:
         reason = "no recomputation is predicted to need less at its peak"
         return replace(alone, reason=reason)
-    if best.peak > _WORTH_WHILE * alone.peak:
+    if best.peak > 0.98 * alone.peak:
         reason = (
             f"the best recomputation is predicted to need {best.peak:,} bytes at its "
             f"peak, and plain gradients {alone.peak:,}"

@@ -27,8 +27,6 @@ from geutil.sizes import size_text
 _FORMAT = 4
 _SENT = -1
 """Where an order has the op that sends a result away, in the place of its turn."""
-_MOST_VALUES = 64
-"""Constants of more elements are told apart by their shapes only."""
 _PLAIN_ATTRIBUTES = frozenset(("b", "f", "i", "s", "shape", "type"))
 _OTHER_GRAPH = (
     "the plan was made for another step: {difference}; call geutil.gradients.plan "
@@ -237,11 +235,7 @@ def make_plan(
     times: tuple[float, float],
     offload_device: str = "",
 ) -> Plan:
-    """Return a recomputation as a plan.
-
-    `peaks` are the predicted one and that of plain gradients, `times` the extra time
-    and its bound.
-    """
+    """Return a recomputation as a plan; plain peak and bound of time come last."""
     step = recomputation.step
     ops = canonical_ops(step)
     number = {op: n for n, op in enumerate(ops)}
@@ -282,11 +276,7 @@ def _order(
 
 
 def planned_recomputation(step: PlainStep, plan: Plan) -> Recomputation:
-    """Return the recomputation of a plan, of a step with plain gradients.
-
-    Raises:
-        PlanError: the step is another one than that the plan was made for.
-    """
+    """Return the recomputation of a plan; raise PlanError if it is for another step."""
     ops = canonical_ops(step)
     difference = ""
     if len(ops) != plan.ops:
@@ -342,7 +332,8 @@ def _attributes(op: Operation) -> list[tuple[str, Any]]:
         kind = value.WhichOneof("value")
         if kind == "tensor":
             elements = op.outputs[0].shape.num_elements()
-            if elements is not None and elements <= _MOST_VALUES:
+            # Larger constants are told apart by their shapes only.
+            if elements is not None and elements <= 64:
                 attributes.append((name, value.tensor.SerializeToString()))
         elif name.startswith("_") or name in _NAMES:
             continue

@@ -326,19 +326,11 @@ def _may_run_again(
     return [op in behind and not all(map(always, op.outputs)) for op in ops]
 
 
-_PROBE = 1 << 26
-"""The bytes that are sent to see how fast that is."""
-_ROUNDS = 3
-
-
 def travel_times(
     problem: StepProblem, device: str, bandwidth: float | None
 ) -> dict[int, float]:
-    """Return the nodes whose result can wait on a device, each with seconds one way.
-
-    The bandwidth, in bytes in a second, is measured if it is None. Raises PlanError if
-    the step runs on that device, or transfers cannot be measured.
-    """
+    """Return the nodes whose result can wait on a device, each with seconds one way."""
+    # The bandwidth, in bytes in a second, is measured if it is None.
     results = {node: problem.results[node] for node in _travelling_nodes(problem)}
     ops = {node: op for node, op in results.items() if op is not None}
     usual = planned_for(problem.step.graph)
@@ -384,11 +376,11 @@ def _measured_bandwidth(source: str, destination: str) -> float:
     """Return the bytes in a second that go from one device to the other and back."""
 
     def measure() -> float:
-        numbers = np.zeros(_PROBE // 4, np.float32)
+        numbers = np.zeros(1 << 24, np.float32)
         with tf.device(source):
             sent = tf.identity(tf.constant(numbers))
         seconds = []
-        for _ in range(_ROUNDS + 1):
+        for _ in range(4):
             began = perf_counter()
             with tf.device(destination):
                 there = tf.identity(sent)
@@ -397,7 +389,7 @@ def _measured_bandwidth(source: str, destination: str) -> float:
                 # Reading one element waits for all that comes before.
                 back[0].numpy()
             seconds.append(perf_counter() - began)
-        return 2 * _PROBE / min(seconds[1:])
+        return 2 * numbers.nbytes / min(seconds[1:])
 
     if not tf.compat.v1.executing_eagerly_outside_functions():
         raise PlanError(

@@ -41,8 +41,6 @@ from geutil.sizes import byte_count, size_text
 _FEWEST_TRIES, _TRIES = 3, 8
 _TRIED_NODES = 12_000
 """How many schedules are made, times the nodes of the problem."""
-_WORTHS = (0.5, 1.0, 2.0)
-"""For how much of an op's own time its result may travel, in the choices tried."""
 _MOST_SEARCHED = 2500
 """Of larger problems, only needed budgets are tried."""
 _WORTH_RISKING = 0.75
@@ -52,8 +50,6 @@ _MOVES_A_NODE, _FEW_MOVES, _MOVES_TIMES_NODES = 960, 160_000, 270_000_000
 """Moves of a search for each node of the problem; at most the second, or as many as
 times the nodes are the third. Small problems need more: U-Net at a quarter takes 36.8 %
 more time with 160,000, 34.8 % with 480,000 (means of three seeds)."""
-_PLANS_AS_LOW = 1
-"""How many schedules are looked for that hold hardly more than the least peak."""
 _MOST_BOUNDED = 6000
 """Nodes of problems that are bounded; for larger ones to write the program down takes
 long."""
@@ -194,16 +190,11 @@ _ANY = Budget(1.0)
 
 
 class BudgetSearch:
-    """Plans one step: the least time within bytes, or the least peak within time.
+    """Plans one step: the least time within bytes, or the least peak within time."""
 
-    Args:
-        step: the step with plain gradients.
-        always: tells which tensors are kept whatever is chosen.
-        others: choices of kept tensors that are tried besides.
-        budget: says all but how much: `seed`, `measured`, and how results may travel.
-        updates: as in `StepProgram`. Where nothing is within a budget with updates
-            "apart", it is looked for with such in place, and then without any.
-    """
+    # `others` are choices of kept tensors that are tried besides; `budget` says all but
+    # how much. Where nothing is within a budget with `updates` "apart", it is looked
+    # for with such in place, and then without any.
 
     def __init__(
         self,
@@ -262,7 +253,7 @@ class BudgetSearch:
         times = problem.problem.times
         choices = [
             {n: t for n, t in one_way.items() if 2 * t < worth * times[n]}
-            for worth in _WORTHS
+            for worth in (0.5, 1.0, 2.0)
         ]
         distinct = [c for i, c in enumerate(choices) if c and c not in choices[:i]]
         return [problem, *(with_transfers(problem, choice) for choice in distinct)]
@@ -292,11 +283,7 @@ class BudgetSearch:
         returns: Callable[[Recomputation], Recomputation] | None = None,
         enough: int = 0,
     ) -> Trial:
-        """Return the least peak if no op runs more than once again; needs no extra.
-
-        This is `checkpoints="memory"`. See `choose_for_memory`, and `Trials` for
-        `returns` and `enough`.
-        """
+        """Return the least peak if no op runs more than once again: "memory"."""
         trials = self._trials if self._updates == "none" else None
         if returns:
             trials = Trials(self._step, self._always, returns=returns, enough=enough)
@@ -310,16 +297,10 @@ class BudgetSearch:
         )
 
     def within(self, limit: int) -> Trial:
-        """Return the recomputation of least time whose peak is within some bytes.
-
-        Tried are the planner's schedules. If none of them is within the budget, so are
-        the choice of the least peak, and others, with as much kept besides as fits, the
-        longest to compute for their bytes first.
-
-        Raises:
-            PlanError: no choice was found; it names the least peak that was.
-            MissingExtraError: numba or OR-Tools is not installed.
-        """
+        """Return the recomputation of least time within a limit, or raise PlanError."""
+        # Tried are the planner's schedules. If none of them is within the budget, so
+        # are the choice of the least peak, and others, with as much kept besides as
+        # fits.
         if self.alone.peak <= limit:
             return self.alone
         tried = self.tried(limit)
@@ -408,14 +389,8 @@ class BudgetSearch:
         return is_small and trial.peak > (1 + _CLOSE) * trial.scheduled_peak
 
     def least(self, extra_share: float) -> Trial:
-        """Return the recomputation of least peak within a share of the step's time.
-
-        Of those that hold hardly more, it is the one of least time. The choice of
-        `checkpoints="memory"` is among them.
-
-        Raises:
-            MissingExtraError: numba or OR-Tools is not installed.
-        """
+        """Return the recomputation of least peak within a share of the step's time."""
+        # Of those that hold hardly more, it is the one of least time.
         most = extra_share * self._time
         planned = {}
         for problem in self._problems:
@@ -434,7 +409,7 @@ class BudgetSearch:
             return lowest
         as_low = int(AS_GOOD * lowest.peak)
         problem = planned.get(lowest, self.problem)
-        tried += self._planned(lowest.peak, as_low, problem, _PLANS_AS_LOW)
+        tried += self._planned(lowest.peak, as_low, problem, 1)
         best = min(
             (trial for trial in tried if trial.peak <= as_low), key=self._extra_time
         )

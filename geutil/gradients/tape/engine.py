@@ -9,12 +9,10 @@ before all have come, so that no more than a few are held at once.
 from __future__ import annotations
 
 import functools
-import math
-import operator
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -24,105 +22,14 @@ from geutil.gradients.tape.entries import (
     CapturedTensors,
     Tape,
     TapeEntry,
-    number_of,
+    VSpace,
+    aggregate,
+    num_elements,
     tensor_id,
+    tensorflow_vspace,
 )
 from geutil.graph import creation, op_types, runtime, types
 from geutil.graph.types import Graph, Operation, Tensor
-
-
-class VSpace(NamedTuple):
-    """A space of gradients: they can be added, and there is zero.
-
-    Attributes:
-        aggregate_fn: returns the sum of a list of gradients, at least one.
-        num_elements_fn: returns how many elements a gradient holds.
-        tensor_id: returns the number of a tensor on the tape.
-        zeros: returns zeros of a shape and dtype.
-        ones_like: returns ones of the shape and dtype of a tensor.
-
-    Example:
-        >>> # A space that says how many gradients it adds up.
-        >>> import numpy as np
-        >>> from geutil.gradients.tape import numpy_vspace
-        >>> space = numpy_vspace()
-        >>> def aggregate(gradients):
-        ...     print(len(gradients))
-        ...     return space.aggregate_fn(gradients)
-        >>> telling = space._replace(aggregate_fn=aggregate)
-        >>> telling.aggregate_fn([np.ones(2), np.ones(2)])
-        2
-        array([2., 2.])
-    """
-
-    aggregate_fn: Callable[[Sequence[Any]], Any]
-    num_elements_fn: Callable[[Any], int]
-    tensor_id: Callable[[Any], int]
-    zeros: Callable[[Any, Any], Any]
-    ones_like: Callable[[Any], Any]
-
-
-def numpy_vspace() -> VSpace:
-    """Return the space of numpy arrays.
-
-    Example:
-        >>> import numpy as np
-        >>> from geutil.gradients.tape import numpy_vspace
-        >>> numpy_vspace().aggregate_fn([np.ones(2), np.ones(2)])
-        array([2., 2.])
-    """
-    add = functools.partial(functools.reduce, operator.add)
-    return VSpace(add, np.size, tensor_id, np.zeros, np.ones_like)
-
-
-def tensorflow_vspace() -> VSpace:
-    """Return the space of TensorFlow's tensors.
-
-    Slices stay slices as long as all that is added is slices.
-
-    Example:
-        >>> import tensorflow as tf
-        >>> from geutil.gradients.tape import tensorflow_vspace
-        >>> rows = tf.IndexedSlices(
-        ...     tf.ones([1, 2]), tf.constant([3]), tf.constant([9, 2])
-        ... )
-        >>> total = tensorflow_vspace().aggregate_fn([rows, rows])
-        >>> total.indices.numpy().tolist()
-        [3, 3]
-    """
-    return VSpace(aggregate, num_elements, number_of, zeros, tf.ones_like)
-
-
-def zeros(shape: Any, dtype: Any) -> Any:
-    """Return zeros of a shape, or of that of a tensor."""
-    if not isinstance(shape, tf.Tensor):
-        return tf.zeros(shape, dtype)
-    # Of a tensor nothing but the shape has to be held; a list is made of another one.
-    same = dtype == tf.variant
-    return tf.zeros_like(shape) if same else tf.zeros(tf.shape(shape), dtype)
-
-
-def aggregate(gradients: Sequence[Any]) -> Any:
-    """Return the sum of tensors or `tf.IndexedSlices`."""
-    if len(gradients) == 1:
-        return gradients[0]
-    if not all(isinstance(g, tf.IndexedSlices) for g in gradients):
-        return tf.add_n([tf.convert_to_tensor(g) for g in gradients])
-    values = tf.concat([g.values for g in gradients], 0)
-    # Of several widths the wider one holds all.
-    kinds = {g.indices.dtype for g in gradients}
-    kind = kinds.pop() if len(kinds) == 1 else tf.int64
-    indices = tf.concat([tf.cast(g.indices, kind) for g in gradients], 0)
-    return tf.IndexedSlices(values, indices, gradients[0].dense_shape)
-
-
-def num_elements(gradient: Any) -> int:
-    """Return the number of elements; dimensions that are not known count as one."""
-    if isinstance(gradient, tf.IndexedSlices):
-        gradient = gradient.values
-    dims = () if gradient.shape.rank is None else gradient.shape.as_list()
-    return math.prod(n or 1 for n in dims)
-
 
 # Those of TensorFlow's own tape (kMinAggregateCount, kMinAggregateBytes in tape.h).
 MIN_AGGREGATE_COUNT = 4
@@ -179,12 +86,12 @@ ACCEPTS_NONE = op_types.FUSED_NORMS | {
 
 
 class Run:
-    """One walk back along a tape, which ends at its `stops`.
+    """One walk back along a tape, which ends at its `stops`."""
 
-    Where `count` gradients of a tensor wait that hold more than `size` bytes together,
-    they are added up ahead of time, and `summed` is called with the sum. The gradients
-    of `watched` ids are wanted as well, though the walk goes on from them.
-    """
+    # Where `count` gradients of a tensor wait that hold more than `size` bytes
+    # together, they are added up ahead of time, and `summed` is called with the sum.
+    # The gradients of `watched` ids are wanted as well, though the walk goes on from
+    # them.
 
     def __init__(
         self,
@@ -408,10 +315,8 @@ _BLOCK = 8
 
 
 def additions(count: int) -> list[tuple[int, int]]:
-    """Return the pairs in which `AddN` adds: it takes up to nine, then eight at a time.
-
-    The `count` tensors are numbered from 0, and the results of pairs from `count` on.
-    """
+    """Return the pairs in which `AddN` adds tensors; results are numbered on."""
+    # It takes up to nine, then eight at a time.
     pairs: list[tuple[int, int]] = []
 
     def add_up(numbers: range) -> int:

@@ -1,12 +1,16 @@
-"""The tape: the ops of a graph as entries, and the way back through each."""
+"""The tape: the ops of a graph as entries, the way back through each, and spaces."""
 
 from __future__ import annotations
 
+import functools
 import itertools
+import math
+import operator
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from geutil.errors import TapeError
@@ -345,3 +349,96 @@ class Tape:
         self._op_to_entry[self._count] = entry
         self._tensor_to_op.update(dict.fromkeys(entry.output_ids, self._count))
         self._count += 1
+
+
+class VSpace(NamedTuple):
+    """A space of gradients: they can be added, and there is zero.
+
+    Attributes:
+        aggregate_fn: returns the sum of a list of gradients, at least one.
+        num_elements_fn: returns how many elements a gradient holds.
+        tensor_id: returns the number of a tensor on the tape.
+        zeros: returns zeros of a shape and dtype.
+        ones_like: returns ones of the shape and dtype of a tensor.
+
+    Example:
+        >>> # A space that says how many gradients it adds up.
+        >>> import numpy as np
+        >>> from geutil.gradients.tape import numpy_vspace
+        >>> space = numpy_vspace()
+        >>> def aggregate(gradients):
+        ...     print(len(gradients))
+        ...     return space.aggregate_fn(gradients)
+        >>> telling = space._replace(aggregate_fn=aggregate)
+        >>> telling.aggregate_fn([np.ones(2), np.ones(2)])
+        2
+        array([2., 2.])
+    """
+
+    aggregate_fn: Callable[[Sequence[Any]], Any]
+    num_elements_fn: Callable[[Any], int]
+    tensor_id: Callable[[Any], int]
+    zeros: Callable[[Any, Any], Any]
+    ones_like: Callable[[Any], Any]
+
+
+def numpy_vspace() -> VSpace:
+    """Return the space of numpy arrays.
+
+    Example:
+        >>> import numpy as np
+        >>> from geutil.gradients.tape import numpy_vspace
+        >>> numpy_vspace().aggregate_fn([np.ones(2), np.ones(2)])
+        array([2., 2.])
+    """
+    add = functools.partial(functools.reduce, operator.add)
+    return VSpace(add, np.size, tensor_id, np.zeros, np.ones_like)
+
+
+def tensorflow_vspace() -> VSpace:
+    """Return the space of TensorFlow's tensors.
+
+    Slices stay slices as long as all that is added is slices.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.gradients.tape import tensorflow_vspace
+        >>> rows = tf.IndexedSlices(
+        ...     tf.ones([1, 2]), tf.constant([3]), tf.constant([9, 2])
+        ... )
+        >>> total = tensorflow_vspace().aggregate_fn([rows, rows])
+        >>> total.indices.numpy().tolist()
+        [3, 3]
+    """
+    return VSpace(aggregate, num_elements, number_of, zeros, tf.ones_like)
+
+
+def zeros(shape: Any, dtype: Any) -> Any:
+    """Return zeros of a shape, or of that of a tensor."""
+    if not isinstance(shape, tf.Tensor):
+        return tf.zeros(shape, dtype)
+    # Of a tensor nothing but the shape has to be held; a list is made of another one.
+    same = dtype == tf.variant
+    return tf.zeros_like(shape) if same else tf.zeros(tf.shape(shape), dtype)
+
+
+def aggregate(gradients: Sequence[Any]) -> Any:
+    """Return the sum of tensors or `tf.IndexedSlices`."""
+    if len(gradients) == 1:
+        return gradients[0]
+    if not all(isinstance(g, tf.IndexedSlices) for g in gradients):
+        return tf.add_n([tf.convert_to_tensor(g) for g in gradients])
+    values = tf.concat([g.values for g in gradients], 0)
+    # Of several widths the wider one holds all.
+    kinds = {g.indices.dtype for g in gradients}
+    kind = kinds.pop() if len(kinds) == 1 else tf.int64
+    indices = tf.concat([tf.cast(g.indices, kind) for g in gradients], 0)
+    return tf.IndexedSlices(values, indices, gradients[0].dense_shape)
+
+
+def num_elements(gradient: Any) -> int:
+    """Return the number of elements; dimensions that are not known count as one."""
+    if isinstance(gradient, tf.IndexedSlices):
+        gradient = gradient.values
+    dims = () if gradient.shape.rank is None else gradient.shape.as_list()
+    return math.prod(n or 1 for n in dims)

@@ -18,12 +18,7 @@ _CPU_TAKES_CHUNKS = "TF_CPU_ALLOCATOR_USE_BFC"
 
 
 def device_of(name: str | None = None, onednn: bool | None = None) -> Device:
-    """Return a device of this process, or one like it that is not there.
-
-    `name` is "GPU:0", say; None is where ops that name no device run. `onednn` tells
-    whether CPUs use oneDNN; None is as this process does. Raises ArgumentTypeError if
-    `name` is no CPU or GPU, or TensorFlow was built without kernels for it.
-    """
+    """Return a device such as "GPU:0", which need not be there."""
     kind = kind_of(name)
     if kind not in ("CPU", "GPU") or not has_kernels(kind):
         raise ArgumentTypeError(

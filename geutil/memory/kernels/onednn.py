@@ -87,11 +87,8 @@ def _fused_parts(parts: Sequence[Node]) -> Node:
 
 
 def with_onednn(program: Program, seed: int = 0) -> Program:
-    """Return the program with its convolutions merged and oneDNN's ops last.
-
-    As it is where its device does without oneDNN. `seed` stands for the addresses of
-    edges, on which the order depends where a node has many.
-    """
+    """Return the program with its convolutions merged and oneDNN's ops last."""
+    # `seed` stands for the addresses of edges, on which the order depends.
     # A bias is added, and a bias's gradient summed, within the convolution at its side;
     # a padding that only a convolution reads is done within it. Nodes come in the order
     # in which TensorFlow made them.

@@ -84,11 +84,7 @@ class SessionStep:
 
 
 def complete_trace(trace: Callable[[], Any]) -> Any:
-    """Return the `RunMetadata` of a step that has a record of each transfer.
-
-    `trace` runs a step, and returns its `RunMetadata`, with the partition graphs.
-    Raises MeasurementError if each of fifty steps lacked some.
-    """
+    """Return the first `RunMetadata` of `trace` with a record of each transfer."""
     # TensorFlow switches the records of transfers on when a traced step begins, and
     # waits for no worker to have done so: earlier transfers have no record. A few steps
     # in a hundred lack some, more where the machine is busy.

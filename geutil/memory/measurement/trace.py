@@ -83,10 +83,7 @@ def _updates(
     executions: Iterable[Any],
     buffers: Collection[str],
 ) -> Mapping[str, int]:
-    """Map new buffers of variables to the microsecond when the old ones get free.
-
-    The name of a new buffer is that of a tensor, or that of an op and " (temporary)".
-    """
+    """Map new buffers of variables to the microsecond when the old ones get free."""
     started = {stats.node_name: stats.all_start_micros for stats in executions}
     ended = {stats.node_name: _end(stats) for stats in executions}
     free_at: dict[str, int] = {}
@@ -160,13 +157,11 @@ def timeline_of(
     variable_bytes: int,
     on: str | None = None,
 ) -> Timeline:
-    """Return the timeline of a step, traced with its partition graphs.
-
-    `op_types` has the types of ops by name, of the graph before Grappler changed it.
-    With `device` "GPU:0" the memory of the first GPU counts, else that of the host;
-    with `on`, a device's full name, only tensors that its ops made or received from
-    other processes.
-    """
+    """Return the timeline of a step, traced with its partition graphs."""
+    # `op_types` are those of the graph before Grappler changed it. With `device`
+    # "GPU:0" the memory of the first GPU counts, else that of the host; with `on`, a
+    # device's full name, only tensors that its ops made or received from other
+    # processes.
     nodes = [
         node
         for part in run_metadata.partition_graphs
@@ -224,11 +219,8 @@ def timeline_of(
 def timelines_by_device(
     run_metadata: Any, op_types: Mapping[str, str], variables: Mapping[str, int]
 ) -> dict[str, Timeline]:
-    """Return the timeline of each device of a step by its full name, in their order.
-
-    Of GPUs only the first one of a process has records that are read. `variables` has
-    the bytes of each variable by the name of its op; the rest is as in `timeline_of`.
-    """
+    """Return the timelines of a step by the full names of devices, in their order."""
+    # Of GPUs only the first one of a process has records that are read.
     sizes: Counter[str] = Counter()
     for node in chain.from_iterable(p.node for p in run_metadata.partition_graphs):
         sizes[node.device] += variables.get(node.name, 0)
@@ -245,10 +237,7 @@ def timelines_by_device(
 def _phases(
     names: Sequence[str], nodes: Sequence[Any], made: Mapping[int, int]
 ) -> list[str]:
-    """Return the phase of each op that ran, by the edges of the graph that ran.
-
-    `made` has the bytes that ops allocated, by their places.
-    """
+    """Return the phases of ops by the graph that ran and the bytes they `made`."""
     kinds = {node.name: node.op for node in nodes}
     inputs = {node.name: [maker_of(name)[0] for name in node.input] for node in nodes}
     ran: dict[str, int] = {}

@@ -1,10 +1,11 @@
-"""The memory of stages: the bytes of each stretch of a forward pass in a pipeline."""
+"""Stages: cuts of a sequence, and the bytes of each stretch of a forward pass."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -22,36 +23,137 @@ from geutil.select.queries import make_view
 from geutil.transform.transformer import Transformer
 
 Floats = npt.NDArray[np.float64]
+StageCost = Callable[[int, int, int], float]
+"""The cost of a stage, by its number and the stretch that it takes: start, end."""
+
+Row = Callable[[int, int], Floats]
+"""The costs of a stage from a start on, by its number and the start."""
+
+
+@dataclass(frozen=True)
+class SequenceCut:
+    """A sequence cut into stages by their ends; `traffic` is in bytes."""
+
+    ends: tuple[int, ...]
+    costs: tuple[float, ...]
+    traffic: float
+
+
+def cut_sequence(
+    crossing: Sequence[float], stages: int, row: Row, *, slack: float = 0.02
+) -> SequenceCut:
+    """Cut a sequence into stages: the largest is least, and then the traffic."""
+    # By dynamic programming over all stretches, whose costs may fall as they grow:
+    # stages times the square of the length, in numpy. `crossing` has the bytes that
+    # cross each place from 0 to the length, both included; the largest stage may be
+    # larger by the share `slack`, to save traffic.
+    length = len(crossing) - 1
+    if not 1 <= stages <= length:
+        raise PlanError(
+            f"{length} parts cannot be cut into {stages} stages; ask for 1 to {length}"
+        )
+    weight = np.array([*crossing[:-1], 0.0])
+    least = np.full(length + 1, np.inf)
+    least[0] = 0.0
+    for stage in range(stages):
+        best = np.full(length + 1, np.inf)
+        for i in np.flatnonzero(np.isfinite(least[:-1])).tolist():
+            costs = np.maximum(row(stage, i), least[i])
+            best[i + 1 :] = np.minimum(best[i + 1 :], costs)
+        least = best
+    limit = float(least[-1]) * (1 + slack)
+    traffic = np.full(length + 1, np.inf)
+    traffic[0] = 0.0
+    steps = []
+    for stage in range(stages):
+        best, came = np.full(length + 1, np.inf), np.zeros(length + 1, int)
+        for i in np.flatnonzero(np.isfinite(traffic[:-1])).tolist():
+            sums = np.where(
+                row(stage, i) <= limit, traffic[i] + weight[i + 1 :], np.inf
+            )
+            # Of cuts with the same traffic, the earlier start.
+            better = sums < best[i + 1 :]
+            best[i + 1 :][better], came[i + 1 :][better] = sums[better], i
+        steps.append(came)
+        traffic = best
+    ends = [length]
+    for came in reversed(steps):
+        ends.append(int(came[ends[-1]]))
+    ends.reverse()
+    stretches = enumerate(pairwise(ends))
+    return SequenceCut(
+        tuple(ends[1:]),
+        tuple(float(row(s, i)[j - i - 1]) for s, (i, j) in stretches),
+        float(traffic[-1]),
+    )
+
+
+def lower_largest(
+    ends: Sequence[int], cost: StageCost, least: StageCost
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Move the ends of the largest stage inwards as long as that helps."""
+    # No move of an end of the largest stage by a power of two, with ends behind it
+    # moved along, then makes the largest less. No cost is below `least`, which is
+    # quick to tell: most tries are ruled out by that, and others by one stage.
+    cuts = [0, *ends]
+
+    def costs(cuts: Sequence[int], of: StageCost = cost) -> Iterator[float]:
+        return (of(s, i, j) for s, (i, j) in enumerate(pairwise(cuts)))
+
+    known = tuple(costs(cuts))
+    while True:
+        most = max(known)
+        tries = _moves(cuts, known.index(most))
+        better = next(
+            (
+                t
+                for t in tries
+                if max(costs(t, least)) < most and all(c < most for c in costs(t))
+            ),
+            None,
+        )
+        if better is None:
+            return tuple(cuts[1:]), known
+        cuts, known = better, tuple(costs(better))
+
+
+def _moves(cuts: Sequence[int], stage: int) -> Iterator[list[int]]:
+    """Yield cuts with an end of a stage further in, and ends behind it moved along."""
+    for place, way in ((stage, 1), (stage + 1, -1)):
+        room = (cuts[stage + 1] - cuts[stage]).bit_length() - 1
+        for step in (1 << k for k in range(room, -1, -1)):
+            tried, at = list(cuts), place
+            # Two ends behind the one that moves are tried along with it.
+            while 0 < at < len(cuts) - 1 and abs(at - place) <= 2:
+                tried[at] += way * step
+                if not all(i < j for i, j in pairwise(tried)):
+                    break
+                yield list(tried)
+                at -= way
 
 
 @dataclass(frozen=True, eq=False)
 class StageMemory:
-    """A training step by the pieces of its forward pass.
+    """A training step by the pieces of its forward pass."""
 
-    A stage holds its weights with their gradients, the kept tensors of the micro-
-    batches in flight, and the buffers of its forward and backward pass of one micro-
-    batch. The last is estimated for all stretches at once (`estimates`), or simulated
-    in the step of all stages (`peak`).
+    # A stage holds its weights with their gradients, the kept tensors of the micro-
+    # batches in flight, and the buffers of its forward and backward pass of one micro-
+    # batch. The last is estimated for all stretches at once, or simulated in the step
+    # of all stages.
 
-    Attributes:
-        program: the step of one micro-batch, gradients handed on as they come.
-        nodes: of each piece the nodes, by number.
-        held: of each piece the bytes of weights, their gradients and constants.
-        kept: of each piece the bytes that its backward ops read of the forward pass.
-        working: of each piece the most that is held besides while it runs.
-        inputs: of each tensor that several pieces read or make: bytes, the piece that
-            makes it, and those that read it.
-        flights: of each stage the micro-batches in flight.
-        again: whether a stage recomputes its forward pass to go backward.
-    """
-
+    # The step of one micro-batch, gradients handed on as they come.
     program: Program
+    # Of each piece: the nodes; the bytes of weights, their gradients and constants;
+    # those that backward ops read of the forward pass; the most besides as it runs.
     nodes: tuple[tuple[int, ...], ...]
     held: Floats
     kept: Floats
     working: Floats
+    # Of each tensor between pieces: bytes, who makes it, and who read it.
     inputs: tuple[tuple[int, int, tuple[int, ...]], ...]
+    # Of each stage the micro-batches in flight.
     flights: tuple[int, ...]
+    # Whether a stage recomputes its forward pass to go backward.
     again: bool
 
     @cached_property
@@ -80,6 +182,11 @@ class StageMemory:
         here = {i for nodes in self.nodes[start:end] for i in nodes}
         program = self.program.held_on(here, received=self.program.sizes.__getitem__)
         once = self.held[start:end].sum() + simulate(program).peak
+        return float(once + self._of_others(stage, start)[end - start - 1])
+
+    def least(self, stage: int, start: int, end: int) -> float:
+        """Return bytes that a stage holds when it begins to go backward."""
+        once = self.held[start:end].sum() + self.kept[start:end].sum()
         return float(once + self._of_others(stage, start)[end - start - 1])
 
     def _of_others(self, stage: int, start: int) -> Floats:
@@ -148,21 +255,10 @@ def stage_memory(
     again: bool,
     shapes: GivenShapes | None = None,
 ) -> StageMemory:
-    """Read the training step behind some tensors, piece by piece.
-
-    The forward pass is copied to another graph and differentiated there by its
-    variables, or where it has none by its feeds. Raises PlanError if the tensors cannot
-    be differentiated, PredictionError if sizes depend on unknown dimensions.
-
-    Args:
-        ys: the tensors.
-        piece_of: the piece of each op behind them.
-        shared: those of them that all micro-batches share.
-        held: of each piece the bytes of weights with gradients, and of constants.
-        flights: of each stage the micro-batches in flight.
-        again: whether stages compute again.
-        shapes: as in `geutil.memory.predict`.
-    """
+    """Read the training step behind some tensors, piece by piece."""
+    # The forward pass is copied to another graph and differentiated there by its
+    # variables, or where it has none by its feeds. `shared` ops are those of all micro-
+    # batches, `held` the bytes of weights with gradients, and of constants, by piece.
     copier = Transformer()
     copier.assign_collections_handler = lambda info, element, copy: None
     graph = creation.new_graph()

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.errors import PlanError
-from geutil.pipeline.stage_cuts import cut_sequence, lower_largest
+from geutil.pipeline.stages import cut_sequence, lower_largest
 
 numbers = st.lists(st.integers(0, 20), min_size=1, max_size=9)
 
@@ -37,10 +37,11 @@ def test_no_cut_is_better_where_costs_fall_as_stretches_grow(sizes, stages, data
     least = min(largest for largest, _ in every)
     limit = least * (1 + slack)
     cut = cut_sequence(crossing, stages, row, slack=slack)
-    assert cut.largest <= limit
+    assert max(cut.costs) <= limit
     assert cut.traffic == min(t for largest, t in every if largest <= limit)
     start = [length * (s + 1) // stages for s in range(stages)]
-    ends, costs = lower_largest(start, cost)
+    ends, costs = lower_largest(start, cost, cost)
+    assert (ends, costs) == lower_largest(start, cost, lambda *_: 0)
     assert list(costs) == [
         cost(s, i, j) for s, (i, j) in enumerate(pairwise((0, *ends)))
     ]
