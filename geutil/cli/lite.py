@@ -26,14 +26,7 @@ _NOT_RUN = "files of .tflite are edited without a run; `geutil check` runs both"
 
 @dataclass
 class LiteRecord:
-    """A command on a TFLite file from its start.
-
-    Args:
-        path: the file that is read.
-        outputs: where the results go.
-        form: the format that was asked for.
-        force: whether what is there is replaced.
-    """
+    """A command on a TFLite file from its start."""
 
     path: Path
     outputs: list[Path]

@@ -132,14 +132,7 @@ class FileDifference:
 
 @dataclass(frozen=True)
 class FilePair:
-    """A graph, the subgraph of the file that computes it, and their matching.
-
-    Attributes:
-        graph: the graph.
-        subject: the subgraph.
-        matching: which ops of the two belong together.
-        scope: what is put before the names of the subgraph's ops.
-    """
+    """A graph, the subgraph of the file that computes it, and their matching."""
 
     graph: Subject
     subject: FileSubject
@@ -148,10 +141,7 @@ class FilePair:
 
 
 def pairs_of_file(graph: Subject, file: FileSubject) -> list[FilePair]:
-    """Return a graph and a file matched, then the bodies of their loops and branches.
-
-    Bodies belong together whose ops that run them do.
-    """
+    """Return a graph matched to a file, then the bodies of their loops and branches."""
     bodies = {body.label: body for body in graph.bodies}
     pairs: list[FilePair] = []
     waiting: list[tuple[Subject, FileSubject, tuple[str, ...]]]
@@ -360,10 +350,7 @@ def links_of(
 
 
 def page_data(graph: Subject, file: FileSubject) -> list[dict[str, Any]]:
-    """Return a graph and a file as the viewer takes them: in pairs, with partners.
-
-    Subgraphs that no op of the graph is known to call are left out.
-    """
+    """Return a graph and a file as the viewer takes them: in pairs, with partners."""
     columns = {one["label"]: one for one in file.data()}
     ours = {one["label"]: one for one in graph.data()}
     graphs: list[dict[str, Any]] = []
@@ -404,10 +391,7 @@ def _status(places: Sequence[int], drawn: Sequence[Operation]) -> int:
 
 
 def file_rows(difference: FileDifference) -> Rows:
-    """Return a comparison with a file as a table.
-
-    What is missing comes first, then what computes in floats where not all ops do.
-    """
+    """Return a comparison with a file as a table."""
     missing = [
         Row(
             "not in the file",

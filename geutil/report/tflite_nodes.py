@@ -25,13 +25,7 @@ _LETTERS = 200
 
 @dataclass(frozen=True)
 class Read:
-    """A tensor that a node reads.
-
-    Attributes:
-        place: the place of the node that makes it.
-        output: which of its outputs it is.
-        name: the node's name with the output's number behind it.
-    """
+    """A tensor that a node reads."""
 
     place: int
     output: int
@@ -40,17 +34,7 @@ class Read:
 
 @dataclass(frozen=True, eq=False)
 class FileNode:
-    """An op of a TFLite file, an input, or a constant; compared as ops of graphs are.
-
-    Attributes:
-        name: its name.
-        type: its type, such as "CONV_2D", "INPUT" or "CONST".
-        inputs: what it reads.
-        tensors: the tensors of the file that its outputs are.
-        attributes: its options by name, in words.
-        op: the op of the file; None of an input or a constant.
-        control_inputs: none: the ops of a file run in its order.
-    """
+    """An op of a TFLite file, an input or a constant, as ops of graphs are drawn."""
 
     name: str
     type: str
@@ -78,16 +62,7 @@ class FileNode:
 
 @dataclass(frozen=True)
 class FileSubject:
-    """A subgraph of a TFLite file to draw.
-
-    Attributes:
-        label: what to call it.
-        graph: the subgraph.
-        nodes: its nodes: inputs, constants, ops in their order.
-        ends: what to call nodes that are inputs or outputs, by their places.
-        outputs: the tensors that it gives, by name.
-        bodies: the other subgraphs of the file.
-    """
+    """A subgraph of a TFLite file to draw."""
 
     label: str
     graph: LiteGraph
@@ -283,10 +258,7 @@ def _places(words: Sequence[str]) -> dict[str, int]:
 
 
 def precision_rows(subject: FileSubject) -> Rows:
-    """Return the ops of a file as a table, with what each computes in.
-
-    Floats come first, as they are what a reader looks for.
-    """
+    """Return the ops of a file as a table, with what each computes in."""
     every = (subject, *subject.bodies)
     listed = [
         (one, node, "" if one is subject else f"{one.label}/")

@@ -31,17 +31,7 @@ _OUTSIDE = frozenset(("resource", "string", "variant"))
 
 @dataclass(frozen=True)
 class MeasuredArena:
-    """Where the interpreter put the tensors of a subgraph.
-
-    Attributes:
-        size: the bytes of the arena.
-        offsets: of the file's tensors that are in it, from its start, in bytes.
-        sizes: of these tensors, in bytes.
-        unplaced: tensors that got no place yet, since a size is known only when the
-            file runs.
-        temporaries: the bytes of kernels' own buffers that are in it, such as the
-            patches of an image that a convolution multiplies as a matrix.
-    """
+    """Where the interpreter put the tensors of a subgraph."""
 
     size: int
     offsets: Mapping[LiteTensor, int]
@@ -71,8 +61,6 @@ def measure_op_temporaries(
 
     They are those of the arena and such that are kept from run to run: the interpreter
     does not tell them apart. Ops that call subgraphs, or share a state, have none.
-
-    Cost: an interpreter for each op; some 1 ms, and a copy of its weights.
     """
     return [
         () if keeps_order(op) or calls_others(op) else _temporaries(op, reference)

@@ -48,9 +48,6 @@ def greedy_offsets(
     last. TensorFlow Lite does the former, with an alignment of 64 bytes, and
     TensorFlow Lite for Microcontrollers the latter, with 16.
 
-    Cost: for each buffer, those that are alive at the same time, sorted; some 20 us for
-        each of a thousand.
-
     Example:
         >>> ends = [(0, 1, 100), (1, 2, 300), (2, 3, 50)]
         >>> a, b, c = [ArenaBuffer(*end) for end in ends]

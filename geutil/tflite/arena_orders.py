@@ -39,15 +39,7 @@ _WINDOW = 6
 
 
 class LeastPeak(NamedTuple):
-    """An order and what is known of better ones.
-
-    Attributes:
-        order: the operations.
-        peak: the most bytes that are alive at once in it.
-        bound: no order has a peak below this; the order is proven best where it is
-            equal to the peak.
-        states: how many were looked at.
-    """
+    """An order and what is known of better ones."""
 
     order: list[int]
     peak: int
@@ -146,10 +138,7 @@ class _Space:
         self.bound = max(_least_alive(program), default=0)
 
     def ask(self, limit: int, states: int) -> _Asked:
-        """Tell whether there is an order within a limit, after so many states at most.
-
-        Depth first: what ends with the fewest bytes alive is looked at first.
-        """
+        """Search depth first for an order within a limit: fewest bytes alive first."""
         ready = tuple(i for i, needs in enumerate(self._needs) if not needs)
         stack = [_State(0, self._start, ready, (), None)]
         seen: set[int] = set()
@@ -214,11 +203,7 @@ class _Space:
         return []
 
     def _burst(self, state: _State, first: int, limit: int) -> list[int]:
-        """Return an operation and some that it leads to, if they use up what they make.
-
-        Of those that are ready because of it, the one after which the fewest bytes are
-        alive runs next.
-        """
+        """Return an operation and followers that use up what they make."""
         ran, live = state.ran, state.live
         burst: list[int] = []
         open_ = [first]
@@ -284,13 +269,7 @@ def _flags(mask: int, count: int) -> np.ndarray[Any, Any]:
 
 
 class LeastArena(NamedTuple):
-    """An order, and whether it is known that none is better.
-
-    Attributes:
-        order: the operations.
-        is_least: whether no order has a smaller arena: it is no larger than what is
-            enough, or all orders were tried.
-    """
+    """An order, and whether it is known that none is better."""
 
     order: list[int]
     is_least: bool
@@ -306,8 +285,6 @@ def least_arena(
     seed: int = 0,
 ) -> LeastArena:
     """Return the best of some orders, and of such that one move after another leads to.
-
-    Where there are no more orders than tries, all are tried.
 
     Example:
         >>> from geutil.tflite.arena_buffers import ArenaProgram, Value
@@ -352,8 +329,6 @@ def _descent(
 
 def all_orders(program: ArenaProgram, most: int) -> list[list[int]] | None:
     """Return every order of a program; None if there are more than `most`.
-
-    Cost: `most` times operations and edges.
 
     Example:
         >>> all_orders(ArenaProgram(3, [], after=[(0, 1)]), 5)

@@ -41,17 +41,7 @@ _RULES: Mapping[Runtime, tuple[int, Fit]] = {
 
 @dataclass(frozen=True)
 class RuntimeArena:
-    """The arena of a subgraph under a runtime.
-
-    Attributes:
-        runtime: which one.
-        program: the ops, and the buffers that they need.
-        tensors: for each value of the program, the file's tensor that it is, the first
-            of those that share its buffer.
-        size: the bytes of the arena in the file's order: measured, and computed for
-            "micro".
-        unplaced: tensors whose sizes are known only when the file runs.
-    """
+    """The arena of a subgraph under a runtime."""
 
     runtime: Runtime
     program: ArenaProgram
@@ -84,11 +74,7 @@ class RuntimeArena:
 
 
 def runtime_arenas(file: LiteFile, graph: LiteGraph) -> dict[Runtime, RuntimeArena]:
-    """Return the arena of a subgraph under each runtime.
-
-    Cost: two interpreters of the file, and one for each op where kernels need temporary
-        buffers: some 1 ms for each op.
-    """
+    """Return the arena of a subgraph under each runtime."""
     edges = dependencies(graph)
     arenas: dict[Runtime, RuntimeArena] = {}
     for runtime in ("litert", "reference"):

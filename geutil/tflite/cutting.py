@@ -32,15 +32,7 @@ _FREE_KINDS = state.HANDLES | {"CALL_ONCE"}
 
 @dataclass(frozen=True, eq=False)
 class FilePart:
-    """A part of a subgraph that becomes a subgraph.
-
-    Attributes:
-        ops: the ops of the part, in order.
-        inputs: the tensors that it is given.
-        outputs: the tensors that it gives.
-        name: the name of the new subgraph.
-        signatures: its signatures, by the tensors of the old subgraph.
-    """
+    """A part of a subgraph that becomes a subgraph."""
 
     graph: LiteGraph
     ops: Sequence[LiteOp]
@@ -72,10 +64,7 @@ class FilePart:
 
 
 def assembled(file: F, parts: Sequence[FilePart]) -> F:
-    """Return a file of parts of a file, and of the subgraphs that they call.
-
-    Weights are not copied: both files have the same buffers.
-    """
+    """Return a file of parts of a file, and of the subgraphs that they call."""
     new = type(file)()
     new.record, new.unknown = copied_record(file.record), file.unknown
     new.description = file.description

@@ -24,10 +24,6 @@ Value = tuple[int, int]
 class DataFlow:
     """The data of a graph.
 
-    Args:
-        ops: the ops of the graph.
-        inputs: those of them that are its inputs.
-
     Attributes:
         ops: the ops.
         places: the places of the ops by their names.
@@ -39,7 +35,9 @@ class DataFlow:
             make one of them. Who reads a twin is taken to read the other.
         twin_counts: how many twins an op has.
 
-    Cost: linear in ops and edges.
+    Args:
+        ops: the ops of the graph.
+        inputs: those of them that are its inputs.
     """
 
     def __init__(self, ops: Sequence[Operation], inputs: Sequence[Operation]) -> None:

@@ -19,12 +19,7 @@ from geutil.tflite.schema import DTYPES, PACKED_BITS, schema
 
 
 def dense(tensor: LiteTensor) -> Array | None:
-    """Return the values of a constant, whether it is stored sparse or not.
-
-    Returns:
-        The array, of Python's bytes for strings, which must not be written to; None of
-        what is computed.
-    """
+    """Return the values of a constant, whether it is stored sparse or not."""
     data = tensor.buffer.data
     if 0 in tensor.sizes:
         return np.zeros(tensor.sizes, DTYPES.get(tensor.dtype, np.int8))

@@ -35,15 +35,7 @@ Replacement = str | LiteOp | LiteGraph | Contents
 
 
 class EditPlan:
-    """A subgraph as it will be; it is as it was until `apply`.
-
-    Attributes:
-        graph: the subgraph.
-        ops: the ops, roughly in their order.
-        outputs: the tensors that it will give.
-        graphs: subgraphs that the file will have besides.
-        unknown: a field that the schema lacks of a file that a part comes from.
-    """
+    """A subgraph as it will be; it is as it was until `apply`."""
 
     def __init__(self, file: Contents, graph: LiteGraph) -> None:
         self.graph = graph

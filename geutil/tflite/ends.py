@@ -46,17 +46,7 @@ The kernel of QUANTIZE has no way from uint8 to int16, or back: kernels/quantize
 
 @dataclass
 class End:
-    """An input or output of a subgraph whose type is to change.
-
-    Attributes:
-        what: "input" or "output".
-        name: its name for messages.
-        wanted: the type that it is to have.
-        is_named: whether its type must change, or may stay where it stands for itself.
-        tensor: the tensor of the file that it is.
-        key: its name in the signature; "" without one.
-        steps: the steps that it is to have; None to derive them.
-    """
+    """An input or output of a subgraph whose type is to change."""
 
     what: str
     name: str

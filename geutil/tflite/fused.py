@@ -14,16 +14,7 @@ from geutil.tflite.parts import LiteGraph, LiteOp
 
 
 class Parts:
-    """The parts of each op of a file.
-
-    Args:
-        flow: the data of the graph.
-        file: the subgraph of the file.
-
-    Attributes:
-        nodes: for each op of the graph that is a part, of which ops of the file.
-        ops: for each op of the file that is matched, its parts.
-    """
+    """The parts of each op of a file."""
 
     def __init__(self, flow: DataFlow, file: LiteGraph) -> None:
         self.nodes: dict[int, list[int]] = {}
@@ -129,10 +120,7 @@ class Parts:
         )
 
     def result_of(self, at: int) -> int:
-        """Return the op whose result an op of the file makes.
-
-        That is the last that computes; one that moves values if its shape is needed.
-        """
+        """Return the op whose result an op of the file makes."""
         at = self._moved.get(at, at)
         ops, core = self._flow.ops, self.ops[at][0]
         behind = self._behind.get(at, [])

@@ -211,14 +211,7 @@ def splice(file: F, other: F, at: TensorsLike, *, graph: GraphLike = None) -> No
 
 
 class _Incoming:
-    """A copy of a file's main subgraph that comes into another file.
-
-    Attributes:
-        file: the file that it comes into.
-        own: the subgraph that it comes into.
-        copy: a copy of its file.
-        graph: its main subgraph, which is empty after `ops`.
-    """
+    """A copy of a file's main subgraph that comes into another file."""
 
     def __init__(self, file: Contents, own: LiteGraph, other: Contents) -> None:
         self.file, self.own = file, own
@@ -418,10 +411,7 @@ def _namesakes(
 
 
 def copied(file: F, other: F, *, every: bool = False) -> F:
-    """Return a copy of a file whose variables are not those of another one.
-
-    Weights are not copied: both files have the same buffers.
-    """
+    """Return a copy of a file whose variables are not those of another one."""
     state.check_places_are_free(other, "a join")
     state.check_places_are_free(file, "a join")
     if getattr(other.record, "externalBuffers", None):

@@ -5,25 +5,16 @@ from __future__ import annotations
 from geutil.graph import op_types
 from geutil.graph.types import Operation
 from geutil.tflite.parts import FLEX
+from geutil.tflite.schema import words
 
 _FORWARDS = frozenset(
     ("Identity", "IdentityN", "PreventGradient", "Snapshot", "StopGradient")
 )
 """Ops that give what they read; FakeQuant ops do so in steps."""
 MOVES = frozenset(
-    (
-        "BatchToSpaceND",
-        "Cast",
-        "ExpandDims",
-        "MirrorPad",
-        "Pad",
-        "PadV2",
-        "Reshape",
-        "SpaceToBatchND",
-        "Squeeze",
-        "StridedSlice",
-        "TensorListStack",
-        "Transpose",
+    words(
+        "BatchToSpaceND Cast ExpandDims MirrorPad Pad PadV2 Reshape SpaceToBatchND "
+        "Squeeze StridedSlice TensorListStack Transpose"
     )
 )
 """Ops that move values, which a kernel may read otherwise instead."""
@@ -42,55 +33,27 @@ APPLIED = {
 CLIPS = frozenset(APPLIED) - {"Tanh"}
 """Those that the range of integers can be."""
 FORMULAS = frozenset(
-    (
-        "ELU",
-        "GELU",
-        "HARD_SWISH",
-        "L2_NORMALIZATION",
-        "LEAKY_RELU",
-        "LOG_SOFTMAX",
-        "PRELU",
-        "SOFTMAX",
-        "STABLEHLO_COMPOSITE",
+    words(
+        "ELU GELU HARD_SWISH L2_NORMALIZATION LEAKY_RELU LOG_SOFTMAX PRELU SOFTMAX "
+        "STABLEHLO_COMPOSITE"
     )
 )
 """Ops of files that each stand for a formula of several ops."""
-IN_FORMULAS = (
-    op_types.SHIFTS
-    | op_types.SCALINGS
-    | {
-        "Abs",
-        "Erf",
-        "Erfc",
-        "Exp",
-        "Log",
-        "Max",
-        "Maximum",
-        "Mean",
-        "Minimum",
-        "Neg",
-        "Pow",
-        "Relu",
-        "Relu6",
-        "Rsqrt",
-        "Sigmoid",
-        "Sqrt",
-        "Square",
-        "Sum",
-        "Tanh",
-    }
-)
+IN_FORMULAS = frozenset(
+    words(
+        "Abs Erf Erfc Exp Log Max Maximum Mean Minimum Neg Pow Relu Relu6 Rsqrt "
+        "Sigmoid Sqrt Square Sum Tanh"
+    )
+) | (op_types.SHIFTS | op_types.SCALINGS)
 """Ops that such formulas are made of."""
+_MATRIX_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 _PRODUCTS = {
-    "BATCH_MATMUL": ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"),
+    "BATCH_MATMUL": _MATRIX_PRODUCTS,
     # Keras calls a compiled function for convolutions by groups.
     "CONV_2D": ("Conv2D", "DepthwiseConv2dNative", *sorted(op_types.CALLS)),
     "CONV_3D": ("Conv3D",),
     "DEPTHWISE_CONV_2D": ("DepthwiseConv2dNative", "Conv2D"),
-    "FULLY_CONNECTED": (
-        *("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"),
-        "Conv2D",
-    ),
+    "FULLY_CONNECTED": (*_MATRIX_PRODUCTS, "Conv2D"),
     "TRANSPOSE_CONV": ("Conv2DBackpropInput",),
 }
 """Products that each kernel can compute: one, whatever else it takes in."""

@@ -255,11 +255,7 @@ def ahead(
 def boundary_of(
     ops: Sequence[LiteOp], graph: LiteGraph
 ) -> tuple[list[LiteTensor], list[LiteTensor]]:
-    """Return the tensors that ops read from outside and those that they give.
-
-    Constants and variables are not among them, nor tensors that nothing outside reads
-    and that are no outputs of the subgraph.
-    """
+    """Return the tensors that ops read from outside and those that they give."""
     inside = {*ops}
     taken = dict.fromkeys(
         t

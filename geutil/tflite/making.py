@@ -157,10 +157,7 @@ def new_op(
     version: int | None = None,
     custom_options: bytes | None = None,
 ) -> LiteOp:
-    """Return an op that is in no subgraph yet, whose kind and options are checked.
-
-    Its version is the oldest one that computes it if None.
-    """
+    """Return an op that is in no subgraph yet, whose kind and options are checked."""
     if custom_options is None:
         try:
             kind_number(kind)

@@ -25,14 +25,7 @@ from geutil.tflite.parts import LiteGraph, LiteOp, LiteTensor
 
 @dataclass(frozen=True)
 class Ends:
-    """A graph, or the body of a function, and what its ends are called.
-
-    Attributes:
-        ops: its ops.
-        inputs: the ops of its inputs by name.
-        outputs: the ops that make its outputs by name.
-        scopes: what the file puts before the names of its ops, the likeliest first.
-    """
+    """A graph, or the body of a function, and what its ends are called."""
 
     ops: Sequence[Operation]
     inputs: Mapping[str, Operation]
@@ -77,13 +70,7 @@ def match(
 
 @dataclass(frozen=True)
 class _Given:
-    """The data that an op of a file reads, in terms of the graph.
-
-    Attributes:
-        values: for each tensor the values of the graph that it can be.
-        every: all of them.
-        loose: whether what makes some of it stands for ops that are not known.
-    """
+    """The data that an op of a file reads, in terms of the graph."""
 
     values: tuple[frozenset[Value], ...]
     every: frozenset[Value]
@@ -230,10 +217,7 @@ class _Matcher:
     def _first(
         self, op: LiteOp, places: Iterable[int], given: _Given, hints: Sequence[int]
     ) -> int | None:
-        """Return the first op that reads what one of the file does.
-
-        One of its shape comes before others; of formulas, one that is called so.
-        """
+        """Return the first op that reads what one of the file does."""
         other = None
         for place in places:
             if not (self._can_compute(op, place) and self._is_free(place)):
@@ -255,10 +239,7 @@ class _Matcher:
         return fed and kernels.can_compute(op.kind, self._flow.ops[place])
 
     def _is_free(self, place: int) -> bool:
-        """Tell whether no other op of the file computes one of the graph.
-
-        Twins that the file does not merge are taken one by one.
-        """
+        """Tell whether no other op of the file computes one of the graph."""
         times = len(self._parts.nodes.get(place, ()))
         several = kernels.is_written_out(self._flow.ops[place])
         return several or times <= self._flow.twin_counts[place]
@@ -269,11 +250,7 @@ class _Matcher:
         return several or not self._can_compute(op, place)
 
     def _must_be_one_of(self, op: LiteOp, place: int, given: _Given) -> bool:
-        """Tell whether an op is named after one that the file holds as several.
-
-        That is so if by its type it cannot be the other, or if it reads what another of
-        them made.
-        """
+        """Tell whether an op is named after one that the file holds as several."""
         ours = self._flow.ops[place]
         made = place in self._parts.nodes and place in {p for p, _ in given.every}
         if made and (op.kind in kernels.MOVERS or self._can_compute(op, place)):

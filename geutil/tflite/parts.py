@@ -104,11 +104,7 @@ class _Text:
 
 
 class Buffer:
-    """Bytes of a file: of constants, which several tensors can share, or metadata.
-
-    Attributes:
-        data: the bytes; None of a tensor that is computed.
-    """
+    """Bytes of a file: of constants, which several tensors can share, or metadata."""
 
     __slots__ = ("data",)
 

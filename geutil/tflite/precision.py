@@ -43,10 +43,7 @@ def precision_of(op: LiteOp) -> str:
 
 
 def computes_in_float(precision: str) -> bool:
-    """Tell whether a type that `precision_of` returned is one of floats.
-
-    Conversions from and to floats are none.
-    """
+    """Tell whether a type that `precision_of` returned is one of floats."""
     return is_float(precision) and " to " not in precision
 
 
@@ -73,10 +70,7 @@ def _weights_type(read: Sequence[LiteTensor]) -> str | None:
 
 
 def stored_bytes(file: Contents) -> dict[str, int]:
-    """Return what the constants of a file take by their type, the largest first.
-
-    Buffers that several tensors share are counted once.
-    """
+    """Return what the constants of a file take by their type, the largest first."""
     totals: dict[str, int] = {}
     # In the order of the file, the first tensor of a buffer tells its type.
     of_buffers = {id(t.buffer): t for t in reversed([*file.tensors])}

@@ -26,7 +26,7 @@ from geutil.tflite.parts import (
     LiteOp,
     LiteTensor,
 )
-from geutil.tflite.schema import DTYPES
+from geutil.tflite.schema import DTYPES, words
 from geutil.tflite.shapes import (
     Case,
     Known,
@@ -50,9 +50,9 @@ _TIED = "OfflineMemoryAllocation"
 _STATES: Mapping[str, str] = {
     **dict.fromkeys(("LSTM", "RNN", "SVDF"), ""),
     **dict.fromkeys(
-        (
-            *("BIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_RNN"),
-            *("UNIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN"),
+        words(
+            "BIDIRECTIONAL_SEQUENCE_LSTM BIDIRECTIONAL_SEQUENCE_RNN "
+            "UNIDIRECTIONAL_SEQUENCE_LSTM UNIDIRECTIONAL_SEQUENCE_RNN"
         ),
         "time_major",
     ),
@@ -69,14 +69,7 @@ class _UnscaledError(Exception):
 
 
 class Flow:
-    """The shapes of tensors, followed through the ops from the inputs.
-
-    Attributes:
-        shapes: the shape of each tensor that was reached.
-        values: the sizes that tensors list, where they are known.
-        constants: constants with other values than in the file, by op and input.
-        options: options with other values than in the file, by op.
-    """
+    """The shapes of tensors, followed through the ops from the inputs."""
 
     def __init__(self) -> None:
         self.shapes: dict[LiteTensor, Shape] = {}

@@ -123,24 +123,7 @@ _RELEASES = {
 
 
 def runtime_of(ops: Iterable[LiteOp]) -> str:
-    """Return the oldest TensorFlow that has the kernels of ops, such as "2.11.0".
-
-    Kernels that the table does not hold count for nothing, as converters do it.
-
-    Args:
-        ops: the ops of a file.
-
-    Returns:
-        The number; "" if no kernel is known.
-
-    Cost: linear in the ops.
-
-    Example:
-        >>> from geutil import tflite
-        >>> from geutil.tflite.runtimes import runtime_of
-        >>> runtime_of(tflite.LiteOp(kind, [], []) for kind in ("GELU", "RESHAPE"))
-        '2.9.0'
-    """
+    """Return the oldest TensorFlow that has the kernels of ops, such as "2.11.0"."""
     found: tuple[int, ...] = (0,)
     for kind, version in {(op.kind, op.version) for op in ops if not op.is_custom}:
         releases = _RELEASES.get(kind, [])
@@ -151,10 +134,7 @@ def runtime_of(ops: Iterable[LiteOp]) -> str:
 
 
 def name_runtime(file: Contents) -> None:
-    """Let the metadata of a file name the runtime of its kernels, if they name any.
-
-    Cost: linear in the ops.
-    """
+    """Let the metadata of a file name the runtime of its kernels, if they name any."""
     if RUNTIME in file.metadata:
         told = runtime_of(op for graph in file.graphs for op in graph.ops)
         data = np.frombuffer(told.encode().ljust(_ROOM, b"\0"), np.uint8)

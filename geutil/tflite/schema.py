@@ -89,6 +89,11 @@ _OPTIONS = {
 """Kinds of ops whose table of options is not called after them."""
 
 
+def words(text: str) -> tuple[str, ...]:
+    """Return the words of a text: the kinds that a table is for."""
+    return tuple(text.split())
+
+
 @cache
 def schema() -> Any:
     """Return the module of the flatbuffer classes that are generated for TFLite."""

@@ -31,13 +31,7 @@ class _MismatchError(Exception):
 
 
 class Case:
-    """The inputs of an op, as rules read them.
-
-    Attributes:
-        op: the op.
-        shapes: the shapes of its inputs; None of unknown rank, and of those left out.
-        values: the arrays of inputs that are known; entries can be None.
-    """
+    """The inputs of an op, as rules read them."""
 
     def __init__(
         self, op: LiteOp, shapes: Sequence[Shape], values: Sequence[Array | None]
@@ -128,16 +122,127 @@ def _axes(value: Array, rank: int) -> list[int]:
     return [_axis(axis, rank) for axis in value.reshape(-1)]
 
 
-def _first(case: Case) -> list[Shape]:
-    return [case.shape(0)]
+def _one(rule: Callable[[Case], Known]) -> Rule:
+    """Return the rule of ops that make one tensor."""
+    return lambda case: [rule(case)]
 
 
-def _input(place: int) -> Rule:
-    return lambda case: [case.shape(place)]
+def _put(x: Known, axis: int, sizes: Sequence[Size], gone: int = 1) -> Known:
+    """Return a shape with other sizes in the place of some dimensions."""
+    return (*x[:axis], *sizes, *x[axis + gone :])
 
 
-def _elementwise(case: Case) -> list[Shape]:
-    return [broadcast(*(case.shape(i) for i in range(len(case.shapes))))]
+def _image(case: Case, kernel: Sequence[Size], made: Size) -> list[Shape]:
+    """[batch, height, width, channels] by a window of height and width."""
+    n, h, w, _ = case.shape(0)
+    kh, kw = kernel
+    return [(n, _window(h, case, kh, "h"), _window(w, case, kw, "w"), made)]
+
+
+def _conv(case: Case) -> list[Shape]:
+    """[batch, height, width, channels] by [channels made, height, width, ...]."""
+    depth, (made, *kernel, per_group) = case.shape(0)[-1], case.shape(1)
+    if None not in (depth, per_group) and depth % per_group:  # type: ignore[operator]
+        raise _MismatchError(f"its weights take {per_group} channels, not {depth}")
+    return _image(case, kernel, made)
+
+
+def _depthwise(case: Case) -> list[Shape]:
+    depth, (_, *kernel, made) = case.shape(0)[-1], case.shape(1)
+    if None not in (depth, made) and made % depth:  # type: ignore[operator]
+        raise _MismatchError(f"its weights make {made} channels of {depth}")
+    return _image(case, kernel, made)
+
+
+def _pool(case: Case) -> list[Shape]:
+    kernel = case.option("filter_height"), case.option("filter_width")
+    return _image(case, kernel, case.shape(0)[-1])
+
+
+def _mapped(rule: Callable[[Known, Array], Known]) -> Rule:
+    """Return the rule of ops that keep a rank, whose input 1 says how sizes change."""
+
+    def shapes(case: Case) -> list[Shape]:
+        x = case.shape(0)
+        return [(None,) * len(x) if case.maybe(1) is None else rule(x, case.value(1))]
+
+    return shapes
+
+
+def _padded(x: Known, pads: Array) -> Known:
+    sums = zip(x, pads.reshape(-1, 2).sum(1).tolist(), strict=True)
+    return tuple(None if size is None else size + more for size, more in sums)
+
+
+def _pack(case: Case) -> list[Shape]:
+    x, count = case.shape(0), len(case.shapes)
+    axis = _axis(case.option("axis"), len(x) + 1)
+    others = map(case.shape, range(count))
+    if any(None not in (*x, *other) and other != x for other in others):
+        raise _MismatchError("its inputs differ in shape")
+    return [_put(x, axis, [count], 0)]
+
+
+def _unpack(case: Case) -> list[Shape]:
+    x, count = case.shape(0), len(case.op.outputs)
+    axis = _axis(case.option("axis"), len(x))
+    if x[axis] not in (None, count):
+        raise _MismatchError(f"it makes {count} tensors of {x[axis]}")
+    return [_put(x, axis, [])] * count
+
+
+def _split(case: Case) -> list[Shape]:
+    x, count = case.shape(1), len(case.op.outputs)
+    axis = _axis(case.value(0), len(x))
+    size = x[axis]
+    if size is not None and size % count:
+        raise _MismatchError(f"{size} cannot be split into {count}")
+    return [_put(x, axis, [size if size is None else size // count])] * count
+
+
+def _gather(case: Case) -> list[Shape]:
+    x, indices = case.shape(0), case.shape(1)
+    axis = _axis(case.option("axis"), len(x))
+    return [_put(x, axis, indices[case.option("batch_dims") :])]
+
+
+def _one_hot(case: Case) -> list[Shape]:
+    x, axis = case.shape(0), case.option("axis", -1)
+    return [_put(x, len(x) if axis == -1 else axis, [case.sizes(1)[0]], 0)]
+
+
+def _in_blocks(case: Case) -> list[Shape]:
+    """SPACE_TO_BATCH_ND, and BATCH_TO_SPACE_ND, by blocks and paddings or crops."""
+    n, *sizes = case.shape(0)
+    blocks, ends = case.value(1).reshape(-1), case.value(2).reshape(-1, 2)
+    gathers = case.op.kind == "BATCH_TO_SPACE_ND"
+    for i, (step, more) in enumerate(zip(blocks, ends.sum(1), strict=True)):
+        size, block = sizes[i], int(step)
+        if n is not None:
+            n = n // block if gathers else n * block
+        if size is not None and gathers:
+            sizes[i] = size * block - int(more)
+        elif size is not None:
+            sizes[i], left = divmod(size + int(more), block)
+            if left:
+                raise _MismatchError(f"{size} and its paddings are no blocks of {step}")
+    return [(n, *sizes)]
+
+
+def _svdf(case: Case) -> list[Shape]:
+    filters, rank = case.shape(1)[0], case.option("rank") or 1
+    return [(case.shape(0)[0], filters and filters // rank)]
+
+
+def _segments(case: Case) -> list[Shape]:
+    ids = case.maybe(1)
+    count = None if ids is None or not ids.size else int(ids.reshape(-1)[-1]) + 1
+    return [(count, *case.shape(0)[1:])]
+
+
+def _fourier(case: Case) -> list[Shape]:
+    high, wide = case.sizes(1)
+    return [(*case.shape(0)[:-2], high, None if wide is None else wide // 2 + 1)]
 
 
 def _window(size: Size, case: Case, kernel: Size, letter: str) -> Size:
@@ -160,21 +265,6 @@ def _window(size: Size, case: Case, kernel: Size, letter: str) -> Size:
     return places
 
 
-def _conv(case: Case) -> list[Shape]:
-    """[batch, height, width, channels] by [channels made, height, width, ...]."""
-    (n, h, w, depth), (made, kh, kw, per_group) = case.shape(0), case.shape(1)
-    if None not in (depth, per_group) and depth % per_group:  # type: ignore[operator]
-        raise _MismatchError(f"its weights take {per_group} channels, not {depth}")
-    return [(n, _window(h, case, kh, "h"), _window(w, case, kw, "w"), made)]
-
-
-def _depthwise(case: Case) -> list[Shape]:
-    (n, h, w, depth), (_, kh, kw, made) = case.shape(0), case.shape(1)
-    if None not in (depth, made) and made % depth:  # type: ignore[operator]
-        raise _MismatchError(f"its weights make {made} channels of {depth}")
-    return [(n, _window(h, case, kh, "h"), _window(w, case, kw, "w"), made)]
-
-
 def _conv_3d(case: Case) -> list[Shape]:
     (n, *sizes, _), (*kernel, _, made) = case.shape(0), case.shape(1)
     places = (
@@ -182,17 +272,6 @@ def _conv_3d(case: Case) -> list[Shape]:
         for size, k, letter in zip(sizes, kernel, "dhw", strict=True)
     )
     return [(n, *places, made)]
-
-
-def _pool(case: Case) -> list[Shape]:
-    n, h, w, channels = case.shape(0)
-    kh, kw = case.option("filter_height"), case.option("filter_width")
-    return [(n, _window(h, case, kh, "h"), _window(w, case, kw, "w"), channels)]
-
-
-def _listed(place: int) -> Rule:
-    """Return the rule of ops that are given the shape that they make."""
-    return lambda case: [case.sizes(place)]
 
 
 def _fully_connected(case: Case) -> list[Shape]:
@@ -257,32 +336,6 @@ def _squeeze(case: Case) -> list[Shape]:
     return [tuple(size for i, size in enumerate(x) if i not in gone)]
 
 
-def _expand_dims(case: Case) -> list[Shape]:
-    x = case.shape(0)
-    axis = _axis(case.value(1), len(x) + 1)
-    return [(*x[:axis], 1, *x[axis:])]
-
-
-def _transpose(case: Case) -> list[Shape]:
-    x = case.shape(0)
-    if case.maybe(1) is None:
-        return [(None,) * len(x)]
-    return [tuple(x[axis] for axis in _axes(case.value(1), len(x)))]
-
-
-def _pad(case: Case) -> list[Shape]:
-    x = case.shape(0)
-    if case.maybe(1) is None:
-        return [(None,) * len(x)]
-    pads = case.value(1).reshape(-1, 2)
-    return [
-        tuple(
-            None if size is None else size + int(before) + int(behind)
-            for size, (before, behind) in zip(x, pads, strict=True)
-        )
-    ]
-
-
 def _slice(case: Case) -> list[Shape]:
     x, made = case.shape(0), []
     begins, sizes = case.sizes(1), case.sizes(2)
@@ -297,12 +350,7 @@ def _slice(case: Case) -> list[Shape]:
 
 
 def places_of_slice(case: Case) -> list[tuple[str, int, slice]] | None:
-    """Return for each dimension made or taken by a strided slice what it does.
-
-    Returns:
-        Triples of "new", "shrink" or "keep", the dimension of the input and the slice;
-        None if the bounds are not known.
-    """
+    """Return for each dimension made or taken by a strided slice what it does."""
     if any(case.maybe(i) is None for i in (1, 2, 3)):
         return None
     rank = len(case.shape(0))
@@ -381,36 +429,6 @@ def _concatenation(case: Case) -> list[Shape]:
     return [tuple(made)]
 
 
-def _pack(case: Case) -> list[Shape]:
-    x = case.shape(0)
-    axis = _axis(case.option("axis"), len(x) + 1)
-    if any(None not in (*x, *s) and s != x for s in map(case.shape, _all(case))):
-        raise _MismatchError("its inputs differ in shape")
-    return [(*x[:axis], len(case.shapes), *x[axis:])]
-
-
-def _all(case: Case) -> range:
-    return range(len(case.shapes))
-
-
-def _unpack(case: Case) -> list[Shape]:
-    x, count = case.shape(0), len(case.op.outputs)
-    axis = _axis(case.option("axis"), len(x))
-    if x[axis] not in (None, count):
-        raise _MismatchError(f"it makes {count} tensors of {x[axis]}")
-    return [(*x[:axis], *x[axis + 1 :])] * count
-
-
-def _split(case: Case) -> list[Shape]:
-    x, count = case.shape(1), len(case.op.outputs)
-    axis = _axis(case.value(0), len(x))
-    size = x[axis]
-    if size is not None and size % count:
-        raise _MismatchError(f"{size} cannot be split into {count}")
-    part = None if size is None else size // count
-    return [(*x[:axis], part, *x[axis + 1 :])] * count
-
-
 def _split_v(case: Case) -> list[Shape]:
     x = case.shape(0)
     axis, sizes = _axis(case.value(2), len(x)), list(case.sizes(1))
@@ -422,13 +440,7 @@ def _split_v(case: Case) -> list[Shape]:
         sizes[sizes.index(-1)] = free
     if None not in (x[axis], *sizes) and sum(s or 0 for s in sizes) != x[axis]:
         raise _MismatchError(f"sizes {sizes} are not those of {x[axis]}")
-    return [(*x[:axis], size, *x[axis + 1 :]) for size in sizes]
-
-
-def _gather(case: Case) -> list[Shape]:
-    x, indices = case.shape(0), case.shape(1)
-    axis = _axis(case.option("axis"), len(x))
-    return [(*x[:axis], *indices[case.option("batch_dims") :], *x[axis + 1 :])]
+    return [_put(x, axis, [size]) for size in sizes]
 
 
 def _gather_nd(case: Case) -> list[Shape]:
@@ -448,39 +460,9 @@ def _reduce(case: Case) -> list[Shape]:
     return [tuple(size for i, size in enumerate(x) if i not in axes)]
 
 
-def _arg(case: Case) -> list[Shape]:
-    x = case.shape(0)
-    axis = _axis(case.value(1), len(x))
-    return [(*x[:axis], *x[axis + 1 :])]
-
-
 def _resize(case: Case) -> list[Shape]:
     n, _, _, channels = case.shape(0)
     return [(n, *case.sizes(1), channels)]
-
-
-def _space_to_batch(case: Case) -> list[Shape]:
-    n, *sizes = case.shape(0)
-    block, pads = case.value(1).reshape(-1), case.value(2).reshape(-1, 2)
-    for i, (step, (before, behind)) in enumerate(zip(block, pads, strict=True)):
-        size = sizes[i]
-        n = None if n is None else n * int(step)
-        if size is not None:
-            sizes[i], left = divmod(size + int(before) + int(behind), int(step))
-            if left:
-                raise _MismatchError(f"{size} and its paddings are no blocks of {step}")
-    return [(n, *sizes)]
-
-
-def _batch_to_space(case: Case) -> list[Shape]:
-    n, *sizes = case.shape(0)
-    block, crops = case.value(1).reshape(-1), case.value(2).reshape(-1, 2)
-    for i, (step, (before, behind)) in enumerate(zip(block, crops, strict=True)):
-        size = sizes[i]
-        n = None if n is None else n // int(step)
-        if size is not None:
-            sizes[i] = size * int(step) - int(before) - int(behind)
-    return [(n, *sizes)]
 
 
 def _depth_to_space(case: Case) -> list[Shape]:
@@ -501,52 +483,12 @@ def _times(size: Size, factor: Size) -> Size:
     return None if size is None or factor is None else size * factor
 
 
-def _tile(case: Case) -> list[Shape]:
-    pairs = zip(case.shape(0), case.sizes(1), strict=True)
-    return [tuple(_times(size, factor) for size, factor in pairs)]
-
-
-def _broadcast_to(case: Case) -> list[Shape]:
-    return [case.sizes(1)]
-
-
-def _topk(case: Case) -> list[Shape]:
-    k = case.sizes(1)[0]
-    return [(*case.shape(0)[:-1], k)] * 2
-
-
-def _one_hot(case: Case) -> list[Shape]:
-    x = case.shape(0)
-    axis = case.option("axis", -1)
-    axis = len(x) if axis == -1 else axis
-    return [(*x[:axis], case.sizes(1)[0], *x[axis:])]
-
-
-def _where(case: Case) -> list[Shape]:
-    return [(None, len(case.shape(0)))]
-
-
 def _range(case: Case) -> list[Shape]:
     ends = [case.maybe(i) for i in range(3)]
     if any(end is None or None in end.reshape(-1) for end in ends):
         return [(None,)]
     first, last, step = (end.reshape(-1)[0] for end in ends if end is not None)
     return [(max(0, math.ceil((last - first) / step)),)]
-
-
-def _shape_of(case: Case) -> list[Shape]:
-    return [(len(case.shape(0)),)]
-
-
-def _embedding(case: Case) -> list[Shape]:
-    return [(*case.shape(0), *case.shape(1)[1:])]
-
-
-def _lstm(case: Case) -> list[Shape]:
-    """Return the shape of a sequence's outputs, or of a step's."""
-    # The projection, else the recurrent weights, say how many values the cell gives.
-    made = case.shape(8)[1]
-    return [(*case.shape(0)[:-1], made)] * len(case.op.outputs)
 
 
 def _both_ways(place: int, behind: int, axis: int) -> Rule:
@@ -560,43 +502,6 @@ def _both_ways(place: int, behind: int, axis: int) -> Rule:
         return [(*x[:-1], size) for size in sizes]
 
     return rule
-
-
-def _rnn(case: Case) -> list[Shape]:
-    return [(*case.shape(0)[:-1], case.shape(1)[0])]
-
-
-def _svdf(case: Case) -> list[Shape]:
-    filters, rank = case.shape(1)[0], case.option("rank") or 1
-    return [(case.shape(0)[0], filters and filters // rank)]
-
-
-def _segments(case: Case) -> list[Shape]:
-    ids = case.maybe(1)
-    count = None if ids is None or not ids.size else int(ids.reshape(-1)[-1]) + 1
-    return [(count, *case.shape(0)[1:])]
-
-
-def _unsorted_segments(case: Case) -> list[Shape]:
-    return [(case.sizes(2)[0], *case.shape(0)[len(case.shape(1)) :])]
-
-
-def _fourier(case: Case) -> list[Shape]:
-    high, wide = case.sizes(1)
-    return [(*case.shape(0)[:-2], high, None if wide is None else wide // 2 + 1)]
-
-
-def _scalar(case: Case) -> list[Shape]:
-    return [()] * len(case.op.outputs)
-
-
-def _nothing(case: Case) -> list[Shape]:
-    return []
-
-
-def _stated(case: Case) -> list[Shape]:
-    """Return the shapes that the file states: those of variables."""
-    return [tensor.shape for tensor in case.op.outputs]
 
 
 def _called(case: Case) -> list[Shape]:
@@ -628,41 +533,52 @@ RULES: Mapping[str, Rule] = {
         "LOGISTIC LOG_SOFTMAX MATRIX_SET_DIAG NEG PRELU QUANTIZE REAL RELU RELU6 "
         "RELU_0_TO_1 RELU_N1_TO_1 REVERSE_SEQUENCE REVERSE_V2 ROUND RSQRT SIGN SIN "
         "SOFTMAX SQRT SQUARE TANH ZEROS_LIKE",
-        _first,
+        _one(lambda case: case.shape(0)),
     ),
     **_kinds(
         "ADD ADD_N ATAN2 BITWISE_XOR DIV EQUAL FLOOR_DIV FLOOR_MOD GREATER "
         "GREATER_EQUAL LESS LESS_EQUAL LOGICAL_AND LOGICAL_OR MAXIMUM MINIMUM MUL "
         "NOT_EQUAL POW RIGHT_SHIFT SELECT_V2 SQUARED_DIFFERENCE SUB",
-        _elementwise,
+        _one(lambda case: broadcast(*map(case.shape, range(len(case.shapes))))),
     ),
     **_kinds("AVERAGE_POOL_2D L2_POOL_2D MAX_POOL_2D", _pool),
     **_kinds(
         "MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD SUM", _reduce
     ),
-    **_kinds("ARG_MAX ARG_MIN", _arg),
-    **_kinds("PAD PADV2 MIRROR_PAD", _pad),
-    **_kinds("RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR", _resize),
-    **_kinds("BROADCAST_TO", _broadcast_to),
     **_kinds(
-        "CONV_3D_TRANSPOSE FILL RANDOM_STANDARD_NORMAL TRANSPOSE_CONV", _listed(0)
+        "ARG_MAX ARG_MIN",
+        _one(lambda c: _put(c.shape(0), _axis(c.value(1), len(c.shape(0))), [])),
     ),
-    **_kinds("RANDOM_UNIFORM", _listed(0)),
-    **_kinds("SPARSE_TO_DENSE", _listed(1)),
-    **_kinds("SCATTER_ND", _listed(2)),
+    **_kinds("PAD PADV2 MIRROR_PAD", _mapped(_padded)),
+    **_kinds("RESIZE_BILINEAR RESIZE_NEAREST_NEIGHBOR", _resize),
+    # They are given the shape that they make.
+    **_kinds(
+        "CONV_3D_TRANSPOSE FILL RANDOM_STANDARD_NORMAL RANDOM_UNIFORM TRANSPOSE_CONV",
+        _one(lambda case: case.sizes(0)),
+    ),
+    **_kinds("BROADCAST_TO SPARSE_TO_DENSE", _one(lambda case: case.sizes(1))),
+    "SCATTER_ND": _one(lambda case: case.sizes(2)),
     **_kinds("IF WHILE", _called),
-    **_kinds("READ_VARIABLE", _stated),
-    **_kinds("ASSIGN_VARIABLE CALL_ONCE", _nothing),
-    **_kinds("RANK VAR_HANDLE", _scalar),
-    **_kinds("LSTM UNIDIRECTIONAL_SEQUENCE_LSTM", _lstm),
-    **_kinds("RNN UNIDIRECTIONAL_SEQUENCE_RNN", _rnn),
+    # The file states the shapes of variables.
+    "READ_VARIABLE": lambda case: [t.shape for t in case.op.outputs],
+    **_kinds("ASSIGN_VARIABLE CALL_ONCE", lambda case: []),
+    **_kinds("RANK VAR_HANDLE", lambda case: [()] * len(case.op.outputs)),
+    # The projection, else the recurrent weights, say how many values the cell gives.
+    **_kinds(
+        "LSTM UNIDIRECTIONAL_SEQUENCE_LSTM",
+        lambda c: [(*c.shape(0)[:-1], c.shape(8)[1])] * len(c.op.outputs),
+    ),
+    **_kinds(
+        "RNN UNIDIRECTIONAL_SEQUENCE_RNN",
+        _one(lambda case: (*case.shape(0)[:-1], case.shape(1)[0])),
+    ),
     **_kinds(
         "UNSORTED_SEGMENT_MAX UNSORTED_SEGMENT_MIN UNSORTED_SEGMENT_PROD "
         "UNSORTED_SEGMENT_SUM",
-        _unsorted_segments,
+        _one(lambda c: (c.sizes(2)[0], *c.shape(0)[len(c.shape(1)) :])),
     ),
     "BATCH_MATMUL": _batch_matmul,
-    "BATCH_TO_SPACE_ND": _batch_to_space,
+    "BATCH_TO_SPACE_ND": _in_blocks,
     "BIDIRECTIONAL_SEQUENCE_LSTM": _both_ways(8, 25, 1),
     "BIDIRECTIONAL_SEQUENCE_RNN": _both_ways(1, 5, 0),
     "CONCATENATION": _concatenation,
@@ -670,8 +586,10 @@ RULES: Mapping[str, Rule] = {
     "CONV_3D": _conv_3d,
     "DEPTHWISE_CONV_2D": _depthwise,
     "DEPTH_TO_SPACE": _depth_to_space,
-    "EMBEDDING_LOOKUP": _embedding,
-    "EXPAND_DIMS": _expand_dims,
+    "EMBEDDING_LOOKUP": _one(lambda case: (*case.shape(0), *case.shape(1)[1:])),
+    "EXPAND_DIMS": _one(
+        lambda c: _put(c.shape(0), _axis(c.value(1), len(c.shape(0)) + 1), [1], 0)
+    ),
     "FULLY_CONNECTED": _fully_connected,
     "GATHER": _gather,
     "GATHER_ND": _gather_nd,
@@ -681,21 +599,23 @@ RULES: Mapping[str, Rule] = {
     "RESHAPE": _reshape,
     "RFFT2D": _fourier,
     "SEGMENT_SUM": _segments,
-    "SELECT": _input(1),
-    "SHAPE": _shape_of,
+    "SELECT": _one(lambda case: case.shape(1)),
+    "SHAPE": _one(lambda case: (len(case.shape(0)),)),
     "SLICE": _slice,
-    "SPACE_TO_BATCH_ND": _space_to_batch,
+    "SPACE_TO_BATCH_ND": _in_blocks,
     "SPACE_TO_DEPTH": _space_to_depth,
     "SPLIT": _split,
     "SPLIT_V": _split_v,
     "SQUEEZE": _squeeze,
     "STRIDED_SLICE": _strided_slice,
     "SVDF": _svdf,
-    "TILE": _tile,
-    "TOPK_V2": _topk,
-    "TRANSPOSE": _transpose,
+    "TILE": _one(
+        lambda c: tuple(_times(*p) for p in zip(c.shape(0), c.sizes(1), strict=True))
+    ),
+    "TOPK_V2": lambda case: [(*case.shape(0)[:-1], case.sizes(1)[0])] * 2,
+    "TRANSPOSE": _mapped(lambda x, order: tuple(x[i] for i in _axes(order, len(x)))),
     "UNPACK": _unpack,
-    "WHERE": _where,
+    "WHERE": _one(lambda case: (None, len(case.shape(0)))),
 }
 """The rules by the kind of the op."""
 
@@ -705,18 +625,7 @@ def output_shapes(
     shapes: Sequence[Shape] | None = None,
     values: Sequence[Array | None] | None = None,
 ) -> tuple[Shape, ...]:
-    """Return the shapes of the tensors that an op makes.
-
-    Cost: constant, but for the ends of a RANGE.
-
-    Example:
-        >>> from geutil import tflite
-        >>> from geutil.tflite.shapes import output_shapes
-        >>> x = tflite.LiteTensor("x", "float32", [None, 8, 8, 3])
-        >>> y = tflite.LiteTensor("y", "float32", [None, 4, 4, 12])
-        >>> output_shapes(tflite.LiteOp("SPACE_TO_DEPTH", [x], [y], {"block_size": 2}))
-        ((None, 4, 4, 12),)
-    """
+    """Return the shapes of the tensors that an op makes."""
     if shapes is None:
         shapes = [None if t is None else t.shape for t in op.inputs]
     if values is None:
@@ -744,16 +653,7 @@ def constant(tensor: LiteTensor) -> Array | None:
 
 
 def output_types(op: LiteOp) -> tuple[str | None, ...]:
-    """Return the types of the tensors that an op makes; None where it may be any.
-
-    Example:
-        >>> from geutil import tflite
-        >>> from geutil.tflite.shapes import output_types
-        >>> x, y = (tflite.LiteTensor(n, "int8", [4]) for n in "xy")
-        >>> z = tflite.LiteTensor("z", "bool", [4])
-        >>> output_types(tflite.LiteOp("LESS", [x, y], [z]))
-        ('bool',)
-    """
+    """Return the types of the tensors that an op makes; None where it may be any."""
     count = len(op.outputs)
     kind = KINDS.get(op.kind, OTHER)
     found: str | None = kind.makes

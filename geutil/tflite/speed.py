@@ -45,14 +45,7 @@ _TIMES: dict[tuple[str, str], int] = {
 
 @dataclass(frozen=True)
 class SlowOps:
-    """Ops of one type of a file that run on slow kernels.
-
-    Attributes:
-        kind: their type, such as "CONV_2D".
-        computes_in: what they compute in, such as "int16".
-        count: how many they are.
-        times: about how many times as long as in float they take, on an x86 CPU.
-    """
+    """Ops of one type of a file that run on slow kernels."""
 
     kind: str
     computes_in: str
@@ -67,19 +60,7 @@ class SlowOps:
 
 
 def slow_ops(file: Contents) -> tuple[SlowOps, ...]:
-    """Return the ops of a file that run on slow kernels on CPUs.
-
-    Example:
-        >>> from geutil import tflite
-        >>> from geutil.tflite.speed import slow_ops
-        >>> graph = tflite.LiteGraph()
-        >>> x, y = (tflite.LiteTensor(name, "float32", [8]) for name in "xy")
-        >>> _ = graph.add_op(tflite.LiteOp("EXP", [x], [y]))
-        >>> made = tflite.LiteFile()
-        >>> made.graphs.append(graph)
-        >>> slow_ops(made)
-        ()
-    """
+    """Return the ops of a file that run on slow kernels on CPUs."""
     counts = Counter((op.kind, _computes_in(op)) for op in file.ops)
     found = [
         SlowOps(*key, count, _TIMES[key])

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from geutil.errors import TFLiteError
 from geutil.tflite.parts import Contents, LiteGraph, LiteOp, LiteTensor
+from geutil.tflite.schema import words
 
 HANDLES = frozenset({"HASHTABLE", "VAR_HANDLE"})
 """Kinds that give a handle; all with one name give that of one resource."""
@@ -16,12 +17,9 @@ _READERS = frozenset({"HASHTABLE_FIND", "HASHTABLE_SIZE", "READ_VARIABLE"})
 TAKE_HANDLES = WRITERS | _READERS
 """Kinds that read a handle; ops that call subgraphs can hand one on."""
 _RANDOM = frozenset(
-    {
-        "MULTINOMIAL",
-        "RANDOM_STANDARD_NORMAL",
-        "RANDOM_UNIFORM",
-        "STABLEHLO_RNG_BIT_GENERATOR",
-    }
+    words(
+        "MULTINOMIAL RANDOM_STANDARD_NORMAL RANDOM_UNIFORM STABLEHLO_RNG_BIT_GENERATOR"
+    )
 )
 _ORDERED = HANDLES | WRITERS | _READERS | _RANDOM | {"CALL_ONCE", "DELEGATE"}
 FIXED_BY_METADATA: Mapping[str, str] = {
@@ -104,10 +102,7 @@ def check_places_are_free(file: Contents, edit: str) -> None:
 
 
 def leave_description_out(file: Contents) -> None:
-    """Drop the metadata that describe ends which the file no longer has as they were.
-
-    The files of the archive belong to the description.
-    """
+    """Drop the metadata, with their archive, that describe ends as they were before."""
     if file.metadata.pop(DESCRIPTION, None) is not None:
         file.archive = None
 
@@ -116,11 +111,7 @@ def in_order(
     ops: Sequence[LiteOp],
     inputs: Mapping[LiteOp, Sequence[LiteTensor | None]],
 ) -> list[LiteOp]:
-    """Return ops in an order in which each runs behind those that it reads from.
-
-    Ops stay where they are as far as that goes, and those with state keep their order
-    among themselves.
-    """
+    """Return ops in an order in which each runs behind those that it reads from."""
     maker = {t: op for op in ops for t in op.outputs}
     place = {op: i for i, op in enumerate(ops)}
     after: dict[LiteOp, list[LiteOp]] = {op: [] for op in ops}

@@ -51,13 +51,7 @@ FIXED_SCALE: Mapping[tuple[str, str], tuple[float, int]] = {
 
 
 def limits(dtype: str) -> tuple[int, int]:
-    """Return the least and the greatest integer of a type.
-
-    Example:
-        >>> from geutil.tflite.steps import limits
-        >>> limits("int4"), limits("uint8")
-        ((-8, 7), (0, 255))
-    """
+    """Return the least and the greatest integer of a type."""
     bits = PACKED_BITS.get(dtype)
     if bits is None:
         info = np.iinfo(DTYPES[dtype])
@@ -97,15 +91,7 @@ def faults_of_steps(
 
 
 def numbers_of(integers: Array, steps: Quantization) -> Array:
-    """Return the numbers that integers stand for, in float32.
-
-    Example:
-        >>> import numpy as np
-        >>> from geutil.tflite import Quantization
-        >>> from geutil.tflite.steps import numbers_of
-        >>> numbers_of(np.array([-1, 3], np.int8), Quantization((0.5,), (-1,))).tolist()
-        [0.0, 2.0]
-    """
+    """Return the numbers that integers stand for, in float32."""
     if steps.block:
         scales, zeros = _of_blocks(integers, steps)
     else:
@@ -132,16 +118,6 @@ def integers_of(numbers: Array, steps: Quantization, dtype: str) -> tuple[Array,
     """Return the integers that stand for numbers, and which of these were clipped.
 
     Halves are rounded away from zero, as TFLite does.
-
-    Example:
-        >>> import numpy as np
-        >>> from geutil.tflite import Quantization
-        >>> from geutil.tflite.steps import integers_of
-        >>> made, clipped = integers_of(
-        ...     np.array([0.4, 99.0]), Quantization((0.2,)), "int8"
-        ... )
-        >>> made.tolist(), clipped.tolist()
-        ([2, 127], [False, True])
     """
     if steps.block:
         scales, zeros = _of_blocks(numbers, steps)

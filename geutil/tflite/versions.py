@@ -136,15 +136,7 @@ _BY_OPTION: Mapping[str, Callable[[LiteOp], int]] = {
 
 
 def version_of(op: LiteOp) -> int:
-    """Return the oldest version of a kernel that computes an op.
-
-    Example:
-        >>> from geutil import tflite
-        >>> from geutil.tflite.versions import version_of
-        >>> x, y = (tflite.LiteTensor(n, "int8", [1]) for n in "xy")
-        >>> version_of(tflite.LiteOp("LOGISTIC", [x], [y]))
-        2
-    """
+    """Return the oldest version of a kernel that computes an op."""
     place = KINDS.get(op.kind, OTHER).data
     data = op.inputs[place] if place < len(op.inputs) else None
     dtype = "" if data is None else data.dtype

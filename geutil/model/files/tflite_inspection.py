@@ -30,14 +30,7 @@ TFLITE = "TFLite"
 
 @dataclass(frozen=True)
 class TFLiteTensorInfo(TensorInfo):
-    """A tensor's type, shape and quantization.
-
-    Attributes:
-        dtype: the name of its type, such as "int8".
-        shape: its size in each dimension, None where it is free; None as a whole if not
-            even the rank is known.
-        quantization: its scale and zero point; None if it is not quantized.
-    """
+    """A tensor's type, shape and quantization."""
 
     quantization: Quantization | None = None
 

@@ -44,12 +44,7 @@ _UNPACKING = frozenset(("DENSIFY", "DEQUANTIZE"))
 
 
 def source_of_lite(file: LiteFile) -> Source:
-    """Return a TFLite file as a source: one program for each signature.
-
-    Raises:
-        ModelError: an op of the file has no ops of TensorFlow; the message names the
-            first one of each kind.
-    """
+    """Return a TFLite file as a source: one program for each signature."""
     what = "the TFLite file" if file.path is None else f"TFLite file '{file.path}'"
     entries = _entries(file)
     _refuse_unknown(what, entries)
@@ -156,14 +151,7 @@ def _refuse_unknown(what: str, entries: Mapping[str, LiteSignature]) -> None:
 
 
 class _Model:
-    """The model that is built of a file.
-
-    Args:
-        what: the file in words.
-
-    Attributes:
-        variables: its variables.
-    """
+    """The model that is built of a file."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -262,13 +250,7 @@ def _outputs_of(node: Any) -> int:
 
 
 class _Subgraph:
-    """One run of a subgraph of a file: what stands for each of its tensors.
-
-    Args:
-        model: the model that is built.
-        graph: the subgraph.
-        trains: whether weights become variables; else they are constants.
-    """
+    """One run of a subgraph of a file: what stands for each of its tensors."""
 
     def __init__(self, model: _Model, graph: LiteGraph, trains: bool) -> None:
         self._model = model

@@ -18,6 +18,7 @@ from geutil.graph import creation
 from geutil.model.sources.tflite_values import lowest_number
 from geutil.tflite.dense import dense
 from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor
+from geutil.tflite.schema import words
 
 Shape = tuple[int | None, ...]
 Value = Any
@@ -49,12 +50,7 @@ class Surroundings(Protocol):
 
 
 class Call:
-    """One op of a file, with the tensors that it reads in the graph that is built.
-
-    Args:
-        op: the op.
-        around: the subgraph that it is in.
-    """
+    """One op of a file, with the tensors that it reads in the graph that is built."""
 
     def __init__(self, op: LiteOp, around: Surroundings) -> None:
         self.op = op
@@ -73,11 +69,7 @@ class Call:
         return place < len(self.op.inputs) and self.op.inputs[place] is not None
 
     def source(self, place: int) -> LiteTensor:
-        """Return the tensor of the file at a place of the inputs.
-
-        Raises:
-            TFLiteError: there is none.
-        """
+        """Return the tensor of the file at a place of the inputs."""
         source = self.op.inputs[place] if place < len(self.op.inputs) else None
         if source is None:
             raise TFLiteError(f"it has no input {place}, which this kind needs")
@@ -88,11 +80,7 @@ class Call:
         return [self[i] for i in range(len(self.op.inputs)) if self.has(i)]
 
     def number(self, place: int) -> Array:
-        """Return the value of an input, which has to be a constant.
-
-        Raises:
-            TFLiteError: it is computed.
-        """
+        """Return the value of an input, which has to be a constant."""
         value = dense(self.source(place))
         if value is None:
             raise TFLiteError(
@@ -101,10 +89,7 @@ class Call:
         return value
 
     def scalar(self, place: int) -> Any:
-        """Return the tensor at a place of the inputs, which holds one number.
-
-        A constant stays one, so that others can read it from the graph.
-        """
+        """Return the tensor at a place of the inputs, which holds one number."""
         tensor = self[place]
         return tensor if tensor.shape.rank == 0 else tf.reshape(tensor, [])
 
@@ -536,11 +521,7 @@ def _initialize(call: Call) -> Any:
 
 
 class Handle:
-    """The handle of a variable of a file.
-
-    Args:
-        name: the name by which all handles of the variable know it.
-    """
+    """The handle of a variable of a file."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -795,28 +776,11 @@ Constants of one value, as in gelu, are not.
 """
 
 FORWARDING = frozenset(
-    (
-        "BATCH_TO_SPACE_ND",
-        "BROADCAST_TO",
-        "DEPTH_TO_SPACE",
-        "EXPAND_DIMS",
-        "GATHER",
-        "GATHER_ND",
-        "MAX_POOL_2D",
-        "MIRROR_PAD",
-        "PAD",
-        "READ_VARIABLE",
-        "REDUCE_MAX",
-        "REDUCE_MIN",
-        "RESHAPE",
-        "RESIZE_NEAREST_NEIGHBOR",
-        "SLICE",
-        "SPACE_TO_BATCH_ND",
-        "SPACE_TO_DEPTH",
-        "SQUEEZE",
-        "STRIDED_SLICE",
-        "TILE",
-        "TRANSPOSE",
+    words(
+        "BATCH_TO_SPACE_ND BROADCAST_TO DEPTH_TO_SPACE EXPAND_DIMS GATHER GATHER_ND "
+        "MAX_POOL_2D MIRROR_PAD PAD READ_VARIABLE REDUCE_MAX REDUCE_MIN RESHAPE "
+        "RESIZE_NEAREST_NEIGHBOR SLICE SPACE_TO_BATCH_ND SPACE_TO_DEPTH SQUEEZE "
+        "STRIDED_SLICE TILE TRANSPOSE"
     )
 )
 """Kinds whose results lie on the steps of what they read, and need no rounding."""

@@ -50,13 +50,7 @@ def _scanned(
     rows: Sequence[Any],
     state: Sequence[Any],
 ) -> Any:
-    """Return the first part of a state after each step, stacked.
-
-    Args:
-        step: makes a new state of the rows of one time and the state before.
-        rows: tensors with time as their first dimension.
-        state: the state before the first step.
-    """
+    """Return the first part of a state after each step, stacked."""
     count = tf.shape(rows[0])[0]
     known = rows[0].shape[0]
     results = tf.TensorArray(

@@ -31,13 +31,7 @@ _FROM_STEPS = frozenset((*BITS, "int32", "int64"))
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """A constant of a file, as numbers.
-
-    Attributes:
-        tensor: the tensor of the file that has its name.
-        stored: the tensor with the values, which others unpack: float16, sparse ones.
-        dtype: the type of its numbers.
-    """
+    """A constant of a file, as numbers."""
 
     tensor: LiteTensor
     stored: LiteTensor
@@ -54,11 +48,7 @@ class Constant:
         return has_steps(self.stored)
 
     def numbers(self) -> Array:
-        """Return its values as numbers.
-
-        Raises:
-            TFLiteError: there are none, or its integers are of no type with steps.
-        """
+        """Return its values as numbers."""
         value = dense(self.stored)
         if value is None:
             raise TFLiteError(f"constant '{self.tensor.name}' has no values")
@@ -116,11 +106,7 @@ def lowest_number(tensor: LiteTensor) -> float | None:
 
 
 def dtype_of(tensor: LiteTensor) -> tf.DType:
-    """Return the type of the numbers of a tensor.
-
-    Raises:
-        TFLiteError: TensorFlow has no such type.
-    """
+    """Return the type of the numbers of a tensor."""
     if tensor.quantization is not None and tensor.dtype in _FROM_STEPS:
         return tf.float32
     if tensor.dtype in ("int2", "uint4"):
@@ -140,34 +126,19 @@ def same_steps(one: LiteTensor, other: LiteTensor) -> bool:
 
 @dataclass(frozen=True)
 class Layout:
-    """How TensorFlow's kernels have weights: axes in another order, and another shape.
-
-    Attributes:
-        order: the axes of the file's tensor in the order of TensorFlow's.
-        shape: the shape behind that; None leaves it.
-    """
+    """The layout of weights in TensorFlow's kernels: order of axes, and shape."""
 
     order: tuple[int, ...]
     shape: tuple[int, ...] | None = None
 
     def of(self, value: Any, on: Any = tf) -> Any:
-        """Return values in this layout.
-
-        Args:
-            value: an array or a tensor.
-            on: what moves them, TensorFlow or numpy.
-        """
+        """Return values in this layout."""
         if self.order != tuple(range(len(self.order))):
             value = on.transpose(value, self.order)
         return value if self.shape is None else on.reshape(value, self.shape)
 
     def back(self, value: Any, sizes: Sequence[int]) -> Any:
-        """Return a tensor of this layout as the file has it.
-
-        Args:
-            value: the tensor.
-            sizes: the shape in the file.
-        """
+        """Return a tensor of this layout as the file has it."""
         if self.shape is not None:
             value = tf.reshape(value, [sizes[axis] for axis in self.order])
         inverse = tuple(int(i) for i in np.argsort(self.order))
@@ -188,11 +159,7 @@ def plain(rank: int) -> Layout:
 
 
 class Variables:
-    """The variables that stand for constants, and those with ranges.
-
-    Attributes:
-        all: all variables, by name.
-    """
+    """The variables that stand for constants, and those with ranges."""
 
     def __init__(self) -> None:
         self.all: dict[str, tf.Variable] = {}
@@ -210,15 +177,7 @@ class Variables:
         return made
 
     def weights(self, constant: Constant, name: str, layout: Layout) -> Any:
-        """Return a constant as it is read from its variable, in a layout.
-
-        Constants of the same bytes have one variable.
-
-        Args:
-            constant: the constant.
-            name: the name of the variable, if it is new.
-            layout: the layout; the variable has that of the first call.
-        """
+        """Return a constant as it is read from its variable, in a layout."""
         stored = constant.stored
         key = id(stored.buffer), stored.sizes, stored.dtype, stored.quantization
         if key not in self._weights:
@@ -235,19 +194,7 @@ class Variables:
         scope: str,
         layout: Layout | None = None,
     ) -> Any:
-        """Return a tensor behind a FakeQuant op with the ranges of the file.
-
-        Weights in blocks are returned as they are.
-
-        Args:
-            x: the tensor.
-            like: the constant, or the tensor of the file, that has the steps.
-            scope: the name scope of the op, and of the variables of its range.
-            layout: the layout of a constant.
-
-        Raises:
-            TFLiteError: a zero point is no integer of the type.
-        """
+        """Return a tensor behind a FakeQuant op with the ranges of the file."""
         stored = like.stored if isinstance(like, Constant) else like
         steps, bits = stored.quantization, BITS[stored.dtype]
         if steps is None or steps.block:

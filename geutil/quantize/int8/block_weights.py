@@ -51,13 +51,7 @@ _FREE = 1.0
 
 @dataclass(frozen=True, eq=False)
 class BlockMatrix:
-    """A matrix as it is simulated.
-
-    Attributes:
-        range: the name of its ranges.
-        levels: its values in steps, whole numbers: [outputs, inputs].
-        steps: the sizes of the steps, which float16 holds: [outputs, blocks].
-    """
+    """A matrix as it is simulated."""
 
     range: str
     levels: Array

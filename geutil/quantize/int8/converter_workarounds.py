@@ -57,15 +57,7 @@ _TRIED_SIZES = (61, 64, 66, 71)
 
 @dataclass(frozen=True, eq=False)
 class Dilated:
-    """A convolution that is the same as a dilated one with what stands around it.
-
-    Attributes:
-        spread: the SpaceToBatchND before it.
-        convolution: the convolution.
-        gathered: the BatchToSpaceND behind it.
-        rates: the dilation along the two axes of its images.
-        padding: for each of these axes how many zeros are put before and behind.
-    """
+    """A convolution that is the same as a dilated one with what stands around it."""
 
     spread: Operation
     convolution: Operation
@@ -91,10 +83,7 @@ class Dilated:
 
 
 def find_dilated(graph: Graph) -> list[Dilated]:
-    """Return the convolutions of a FuncGraph that are the same as dilated ones.
-
-    images are not known.
-    """
+    """Return the convolutions of a FuncGraph that are the same as dilated ones."""
     candidates = fused_ops.find_moved(graph.get_operations(), Liveness(graph))
     moved_convolutions = [each for each in candidates if _is_computed_from_shapes(each)]
     moves_by_size = [_moves(moved_convolutions, size) for size in _TRIED_SIZES]
@@ -298,13 +287,7 @@ def _fixed_range(op: Operation) -> tuple[float, float] | None:
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """What is compared in int8: data that are quantized, or numbers.
-
-    Attributes:
-        tensor: what is compared.
-        simulation: the FakeQuant op that the data come from; None for numbers.
-        ends: the range that they are stored in.
-    """
+    """What is compared in int8: data that are quantized, or numbers."""
 
     tensor: Tensor
     simulation: Operation | None

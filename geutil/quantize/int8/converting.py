@@ -66,8 +66,6 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
     model for training, what learns ranges and what delays quantization is left out.
 
     Its inputs and outputs have the names that they have in a file; see `file_names`.
-
-    Cost: one copy of the graph.
     """
     graph = model.graph
     variables = variable_values(graph)
@@ -189,13 +187,7 @@ _CASTS = frozenset(("DEQUANTIZE", "QUANTIZE"))
 
 
 def missed(model: Any, float_ops: Sequence[LiteOp]) -> list[LiteOp]:
-    """Return float ops of a file whose values are quantized in the model.
-
-    They are told by the names of the tensors that they make. What TFLite has no int8
-    kernel for, or was not quantized, is not among them.
-
-    Cost: that of planning the quantization of the model again, if there are any.
-    """
+    """Return float ops of a file whose values are quantized in the model."""
     computing = [op for op in float_ops if op.kind not in _CASTS]
     if not computing:
         return []

@@ -24,17 +24,7 @@ _NAMES = tuple(dict.fromkeys(name for names in _CHOICES.values() for name in nam
 
 
 class EndTypes:
-    """The types that a caller wants the ends of a model's file to have.
-
-    Args:
-        model: the model.
-        inputs: the types of its inputs.
-        outputs: the types of its outputs.
-
-    Raises:
-        ArgumentTypeError: the types are something else.
-        QuantizeError: there is no such type, or no such input or output.
-    """
+    """The types that a caller wants the ends of a model's file to have."""
 
     def __init__(self, model: Any, inputs: Types, outputs: Types) -> None:
         self._wanted = {

@@ -21,6 +21,7 @@ from geutil.graph import adjacency, op_types
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.spec import step, with_zero
+from geutil.tflite.schema import words
 
 Array = np.ndarray[Any, Any]
 
@@ -28,16 +29,9 @@ _SUMS = op_types.ADDITIONS | {"Sub"}
 _FAR = 2.0**16
 """Steps of an input that are so many times those of the result are cut off."""
 _MOVES = frozenset(
-    (
-        "BroadcastTo",
-        "ExpandDims",
-        "Identity",
-        "Reshape",
-        "Slice",
-        "Squeeze",
-        "StridedSlice",
-        "Tile",
-        "Transpose",
+    words(
+        "BroadcastTo ExpandDims Identity Reshape Slice Squeeze StridedSlice Tile "
+        "Transpose"
     )
 )
 """Ops that move the values of their first input, or repeat them."""
@@ -45,14 +39,7 @@ _MOVES = frozenset(
 
 @dataclass(eq=False)
 class _Site:
-    """A FakeQuant op with one range for all channels.
-
-    Attributes:
-        op: the op.
-        low: the low end.
-        high: the high end.
-        step: the distance of two neighbouring values.
-    """
+    """A FakeQuant op with one range for all channels."""
 
     op: Operation
     low: float
@@ -77,13 +64,7 @@ class _Site:
 def cut_off(
     graph: Graph, constants: Mapping[Operation, Array]
 ) -> dict[Operation, Array]:
-    """Return other ends for ranges of addends that reach too far.
-
-    Returns:
-        The ends that change, by those ops. A range changes only if all that reads it
-        adds or subtracts it, so that no sum of the file becomes another one; or if it
-        scales a factor from 0 up to such an addend, as in `(1 - mask) * -1e9`.
-    """
+    """Return other ends for ranges of addends that reach too far."""
     changed_ends: dict[Operation, Array] = {}
     value_by_end = dict(constants)
     ops = adjacency.topological_sort(graph.get_operations())
@@ -139,10 +120,7 @@ def _shortened(
 def _reach_of_addend(
     site: _Site, op: Operation, index: int, value_by_end: Mapping[Operation, Array]
 ) -> tuple[float, float] | None:
-    """Return between which values an addend makes a difference.
-
-    None if it is no addend, or its steps are small enough.
-    """
+    """Return between which values an addend makes a difference."""
     if op.type not in _SUMS or len(op.inputs) != 2:
         return None
     other = _Site.of(_source(op.inputs[1 - index]), value_by_end)
@@ -184,10 +162,7 @@ def _sites(
 
 
 def _readers(ops: Sequence[Operation]) -> list[tuple[Operation, int]]:
-    """Return the ops that read the results of some, seen through moves.
-
-    A move that nothing reads is an output, and counts as a reader.
-    """
+    """Return the ops that read the results of some, seen through moves."""
     readers = []
     waiting = list(ops)
     visited = set(ops)

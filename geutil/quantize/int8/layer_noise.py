@@ -185,17 +185,7 @@ _BLOCK = 1 << 14
 
 
 class NoiseMeter:
-    """Measures the noise of all layers of a model, batch by batch.
-
-    Args:
-        model: the quantized model.
-        runner: what runs the TFLite file made from it, with all its tensors kept.
-
-    Raises:
-        QuantizeError: the model holds no FakeQuant op.
-
-    Cost: three copies of the graph.
-    """
+    """Measures the noise of all layers of a model, batch by batch."""
 
     def __init__(self, model: Any, runner: Runner) -> None:
         self._runner = runner
@@ -311,10 +301,7 @@ class NoiseMeter:
         return self._built(copy, tensors, {})
 
     def _each_alone(self, model: Any) -> Any:
-        """Return a function of ops that read in float what others make.
-
-        It takes the results in float besides the inputs: "t0", "t1" and so on.
-        """
+        """Return a function of ops that read in float what others make."""
         copy = PartialCopy(model.graph, model.inputs, frozen(self._values))
         wanted = [t for r in self._results for t in (r.tensor, _rounded(r))]
         copies = copy.of(wanted)

@@ -335,13 +335,7 @@ def _draft(
 
 
 class _Cost:
-    """What an order costs: the arena under a runtime, and then under the others.
-
-    Args:
-        arenas: for each runtime.
-        runtime: whose arena comes first; None for the usual one, while orders under
-            which another's arena grows cost more than the file's own.
-    """
+    """What an order costs: the arena under a runtime, and then under the others."""
 
     def __init__(
         self, arenas: Mapping[Runtime, RuntimeArena], runtime: Runtime | None

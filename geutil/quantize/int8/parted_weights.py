@@ -55,14 +55,7 @@ def part_weights(graph: Graph) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Weights:
-    """Weights and the range that they are stored in.
-
-    Attributes:
-        value: their values.
-        ends: the ends of the range.
-        bits: the bits that it has.
-        are_changed: whether they are not those of the graph.
-    """
+    """Weights and the range that they are stored in."""
 
     value: Array
     ends: tuple[Array, Array]

@@ -24,22 +24,7 @@ _OTHER = "it is of another model, or was not made by geutil.quantize.to_int8"
 
 
 class Runner:
-    """A TFLite file, run by TFLite's own kernels without delegates.
-
-    Args:
-        blob: the file's bytes.
-        inputs: the names of the inputs that it should have.
-        outputs: those of the outputs.
-        keep_tensors: whether every tensor can be read after a run.
-
-    Attributes:
-        file: the file.
-
-    Raises:
-        ArgumentTypeError: it is no bytes.
-        QuantizeError: it is no TFLite file, cannot be run, or has other inputs or
-            outputs.
-    """
+    """A TFLite file, run by TFLite's own kernels without delegates."""
 
     def __init__(
         self,
@@ -128,10 +113,7 @@ class Runner:
 
 
 def interpreter_of(blob: bytes, *, keep_tensors: bool = False) -> Any:
-    """Return an interpreter of a TFLite file, with its tensors allocated.
-
-    Cost: TFLite's own, and a walk over the file's ops.
-    """
+    """Return an interpreter of a TFLite file, with its tensors allocated."""
     if not isinstance(blob, bytes | bytearray):
         raise ArgumentTypeError(
             f"a TFLite file is given as bytes, not as {type_name(blob)}; read the file "

@@ -163,14 +163,7 @@ def _ends(op: Operation, values: Mapping[Operation, Array]) -> tuple[Any, Any]:
 
 @dataclass(frozen=True, eq=False)
 class FileTensor:
-    """A tensor of a file that holds a result.
-
-    Attributes:
-        tensor: the tensor.
-        step: the size of a step; 0.0 of floats.
-        zero: the integer that stands for 0.
-        limits: the smallest and the largest integer of its type.
-    """
+    """A tensor of a file that holds a result."""
 
     tensor: LiteTensor
     step: float
@@ -276,10 +269,7 @@ def _is_reshaped(tensor: LiteTensor, others: Sequence[LiteTensor]) -> bool:
 
 
 def _is_whole(result: StoredResult, tensor: LiteTensor) -> bool:
-    """Tell whether the op that makes a tensor ends a kernel, and computes no more.
-
-    A layer may have taken in a bias that the kernel has not, or left one out.
-    """
+    """Tell whether the op that makes a tensor ends a kernel, and computes no more."""
     maker = tensor.producer
     if maker is None or maker.kind not in (*BIASED, "BATCH_MATMUL", *_TAILS):
         return False

@@ -98,17 +98,7 @@ _WIDTHS = {
 
 
 def lower(file: LiteFile, bits: int) -> list[LeftInFloat]:
-    """Let the ops of a file compute in integers where they can.
-
-    Args:
-        file: a file of float kernels, whose weights are stored; it is changed.
-        bits: the bits of activations, 8 or 16.
-
-    Returns:
-        The ops that go on computing in float.
-
-    Cost: linear in ops, tensors and constants.
-    """
+    """Let the ops of a file compute in integers where they can."""
     called = {graph for op in file.ops for graph in op.subgraphs}
     left = []
     for graph in file.graphs:

@@ -24,15 +24,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True)
 class LeftInFloat:
-    """An op that computes in float.
-
-    Attributes:
-        kind: its type, such as "GELU".
-        result: the name of what it makes.
-        reason: why.
-        is_chosen: whether TFLite has a kernel that computes it otherwise, which takes
-            longer.
-    """
+    """An op that computes in float."""
 
     kind: str
     result: str
