@@ -8,9 +8,9 @@ import geutil as ge
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ArgumentTypeError
-from geutil.tflite.run import new_interpreter
 from tests.batchnorm.calibrated import with_calibrated_norms
 from tests.batchnorm.checking import needed
+from tests.interpreter import new_interpreter
 from tests.model.frozen_samples import optimizer_off
 from tests.settings import needs_eager
 

@@ -13,8 +13,8 @@ from geutil import model, tflite
 from geutil.quantize import BitPlan
 from geutil.quantize.kept_ranges import NAME, ranges_kept
 from geutil.tflite.parts import Buffer
-from geutil.tflite.run import new_interpreter
 from geutil.version import __version__
+from tests.interpreter import new_interpreter
 from tests.settings import needs_eager
 
 pytestmark = [needs_eager]

@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from geutil.tflite.run import new_interpreter
+from tests.interpreter import new_interpreter
 from tests.settings import needs_eager
 from tests.thorough import crossed
 

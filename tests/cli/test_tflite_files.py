@@ -9,8 +9,8 @@ import tensorflow as tf
 from geutil import model, tflite
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
 from geutil.tflite.parts import Buffer
-from geutil.tflite.run import new_interpreter
 from tests import tflite_files
+from tests.interpreter import new_interpreter
 from tests.settings import needs_eager
 from tests.tflite_files import IMAGE
 

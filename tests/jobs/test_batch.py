@@ -35,7 +35,7 @@ from geutil.quantize.calibration.calibrating import BEST
 from geutil.quantize.calibration.observers import METHODS
 from geutil.quantize.schemes import SCHEMES
 from geutil.report.rows import rows_of
-from geutil.tflite.run import new_interpreter
+from tests.interpreter import new_interpreter
 from tests.jobs import batch_steps, light_child
 from tests.model.refusal_tables import not_refused
 from tests.processes import ROOT

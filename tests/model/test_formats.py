@@ -10,7 +10,7 @@ import tensorflow as tf
 from google.protobuf import text_format
 
 from geutil import model
-from geutil.tflite.run import new_interpreter
+from tests.interpreter import new_interpreter
 from tests.model.frozen_samples import FLOATS, SAMPLES, floats, optimizer_off, variable
 from tests.model.refusal_tables import not_refused
 from tests.model.test_freezing import assert_same, run

@@ -5,8 +5,8 @@ import pytest
 from geutil import model, tflite
 from geutil.model import ModelError, TFLiteInspection, inspect
 from geutil.model.files.keras_files import KERAS_SUFFIXES
-from geutil.tflite.schema import schema
 from tests import tflite_files
+from tests.interpreter import schema
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -100,7 +100,7 @@ def edited(blob, change, path):
 
 def test_custom_ops_and_files_without_signatures(tmp_path):
     def rename_sine(file):
-        codes = schema().BuiltinOperator
+        codes = schema.BuiltinOperator
         (sine,) = [c for c in file.operatorCodes if c.builtinCode == codes.SIN]
         sine.builtinCode = sine.deprecatedBuiltinCode = codes.CUSTOM
         sine.customCode = "MySine"

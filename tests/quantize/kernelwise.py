@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from geutil.tflite.run import new_interpreter
+from tests.interpreter import new_interpreter
 
 
 @dataclass

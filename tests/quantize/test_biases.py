@@ -11,8 +11,7 @@ import tensorflow as tf
 import geutil as ge
 from geutil import tflite
 from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8
-from geutil.tflite.precision import has_floats
-from geutil.tflite.run import new_interpreter
+from tests.interpreter import has_floats, new_interpreter
 from tests.quantize.converted import (
     Together,
     alternate,

@@ -28,7 +28,7 @@ from geutil.quantize.int8.converting import converted, deployed
 from geutil.quantize.planning.network import quantized_value
 from geutil.quantize.spec import Format
 from geutil.tflite import LiteOp
-from geutil.tflite.run import new_interpreter
+from tests.interpreter import new_interpreter
 from tests.quantize.converted import Together, decibels, opened, refused, spec
 from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager

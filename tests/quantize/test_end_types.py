@@ -10,7 +10,7 @@ import tensorflow as tf
 from geutil import report
 from geutil.errors import ArgumentTypeError
 from geutil.quantize import compare_int8, to_int8, to_tflite
-from geutil.tflite.run import new_interpreter
+from tests.interpreter import new_interpreter
 from tests.quantize.converted import opened, refused, samples, spec
 from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager

@@ -7,7 +7,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.tflite.integer_kernels import INEXACT, INTEGER_KERNELS
-from geutil.tflite.precision import has_floats
+from tests.interpreter import has_floats
 from tests.quantize.converted import Together, spec, types_of
 from tests.quantize.test_kernels import FLOAT_CASES, KERNEL_CASES, one
 from tests.settings import needs_eager

@@ -11,7 +11,7 @@ from geutil import model, tflite
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8
 from geutil.quantize.int8.running import Runner, interpreter_of
-from geutil.tflite.run import new_interpreter
+from tests.interpreter import new_interpreter
 from tests.quantize.converted import Together, opened, spec, types_of
 from tests.quantize.small_networks import convolved, normal, prepared
 from tests.settings import needs_eager

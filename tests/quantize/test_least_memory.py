@@ -13,8 +13,8 @@ from geutil.tflite.arena import measure_arena
 from geutil.tflite.arena_programs import RUNTIMES, runtime_arenas
 from geutil.tflite.order import dependencies
 from geutil.tflite.parts import Buffer
-from geutil.tflite.run import new_interpreter
 from testdata.irregular_cells import irregular_network
+from tests.interpreter import new_interpreter
 from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager
 from tests.tflite.test_order import converted, moved

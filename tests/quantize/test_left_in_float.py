@@ -13,7 +13,7 @@ from geutil.quantize import (
     to_int8,
     to_tflite,
 )
-from geutil.tflite.precision import has_floats
+from tests.interpreter import has_floats
 from tests.quantize.converted import (
     Together,
     alternate,

@@ -11,7 +11,7 @@ from geutil.batchnorm import fold_batch_norms
 from geutil.errors import QuantizeError
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8, to_tflite
 from geutil.quantize.int8.running import Runner
-from geutil.tflite.run import new_interpreter
+from tests.interpreter import new_interpreter
 from tests.settings import needs_eager
 from tests.thorough import chosen, crossed
 

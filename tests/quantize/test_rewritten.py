@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.quantize import calibrate, quantize
-from geutil.tflite.run import new_interpreter
+from tests.interpreter import new_interpreter
 from tests.quantize.converted import (
     Together,
     alternate,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from geutil.tflite.run import new_interpreter
+from tests.interpreter import new_interpreter
 from tests.processes import ROOT
 
 

@@ -7,12 +7,12 @@ from geutil import tflite
 from geutil.errors import TFLiteError
 from geutil.tflite import LiteTensor
 from geutil.tflite.dense import dense
-from geutil.tflite.schema import schema
+from tests.interpreter import schema
 
 
 def _sparse(shape, order, blocks, levels, values):
     """Return a sparse tensor: of each level the size, or where its rows end and lie."""
-    names = schema()
+    names = schema
     tensor = LiteTensor("sparse", "float32", shape)
     tensor.value = np.zeros(shape, np.float32)
     tensor.buffer = type(tensor.buffer)(np.float32(values).view(np.uint8))

@@ -6,7 +6,6 @@ import pytest
 from geutil import tflite
 from geutil.errors import TFLiteError
 from geutil.tflite.parts import Buffer
-from geutil.tflite.verify import find_violations
 from tests.tflite.declared import chain, counter, diamond
 from tests.tflite.running import runs
 from tests.tflite_files import SAMPLES
@@ -16,7 +15,7 @@ X = np.linspace(-2, 8, 8, dtype=np.float32).reshape(2, 4)
 
 def computed(m):
     """Return the outputs of a file whose invariants hold, in order."""
-    assert find_violations(m) == []
+    m.verify()
     (run,) = runs(m.to_bytes(), [{m.graphs[0].inputs[0].name: X}])
     return [*run.outputs.values()]
 
@@ -179,7 +178,7 @@ def test_a_part_is_replaced_by_a_file_with_the_subgraphs_it_calls():
     m.set_outputs([m.add("ABS", [ignored], name="y")])
     m.replace("old", flow, inputs=ends)
     m.strip()
-    assert find_violations(m) == []
+    m.verify()
     assert len(m.graphs) == len(flow.graphs)
     x = np.random.default_rng(3).normal(size=(3, 4)).astype(np.float32)
     for count in (1, 4):
@@ -224,7 +223,7 @@ def test_edits_in_a_subgraph_that_is_called():
     )
     (op,) = m.find(["RELU", "TANH"], graph=body)
     m.replace(op, "ABS" if op.kind == "RELU" else "NEG", graph=body)
-    assert find_violations(m) == []
+    m.verify()
     assert not m.find(op.kind, graph=body)
     with pytest.raises(TFLiteError, match="is no op of"):
         m.bypass(m.find(graph=body)[0])

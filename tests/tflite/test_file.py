@@ -12,9 +12,9 @@ import pytest
 
 from geutil import tflite
 from geutil.errors import GeutilError, ModelError, TFLiteError
-from geutil.tflite.schema import schema
 from geutil.tflite.verify import find_violations
 from testdata.powers import FILES
+from tests.interpreter import schema
 from tests.model.mutations import mutate
 from tests.processes import ROOT
 from tests.tflite.declared import chain, counter, diamond
@@ -24,7 +24,7 @@ from tests.thorough import is_quick, thorough
 
 
 def record(blob):
-    return schema().ModelT.InitFromObj(schema().Model.GetRootAs(blob, 0))
+    return schema.ModelT.InitFromObj(schema.Model.GetRootAs(blob, 0))
 
 
 def packed(model):
@@ -60,7 +60,7 @@ def contents(blob):
                 kept["customOptions"] = [*blob[start:end]]
             for field in ("largeCustomOptionsOffset", "largeCustomOptionsSize"):
                 kept.pop(field)
-        if type(value) in (schema().TensorT, schema().MetadataT):
+        if type(value) in (schema.TensorT, schema.MetadataT):
             kept["buffer"] = of_buffer(value.buffer)
         return kept
 
@@ -74,7 +74,7 @@ def contents(blob):
 
 def with_all_fields(blob):
     """Return a file that has the fields that converters seldom write."""
-    model, types = record(blob), schema()
+    model, types = record(blob), schema
     graph = model.subgraphs[0]
     note = types.BufferT()
     note.data = np.arange(9, dtype=np.uint8)
@@ -201,7 +201,7 @@ def test_a_directory_is_not_replaced_by_a_file(tmp_path):
 
 
 def test_a_field_that_the_schema_lacks_is_not_lost(monkeypatch, tmp_path):
-    types, count = schema(), [0]
+    types, count = schema, [0]
     start, end = types.SubGraphStart, types.SubGraphEnd
 
     def longer(builder):

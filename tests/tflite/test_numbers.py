@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from geutil import tflite
 from geutil.errors import TFLiteError
-from geutil.tflite.run import new_interpreter
 from geutil.tflite.versions import version_of
+from tests.interpreter import new_interpreter
 from tests.tflite.running import drawn, quantized, run
 from tests.tflite_files import SAMPLES
 

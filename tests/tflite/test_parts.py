@@ -7,7 +7,7 @@ from geutil import tflite
 from geutil.errors import TFLiteError
 from geutil.tflite import LiteFile, LiteTensor, Quantization
 from geutil.tflite.ends import set_end
-from geutil.tflite.run import new_interpreter
+from tests.interpreter import new_interpreter
 
 X = np.array([1.0, -2.0, 3.0], np.float32)
 

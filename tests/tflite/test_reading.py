@@ -11,9 +11,8 @@ from hypothesis import strategies as st
 from geutil import tflite
 from geutil.tflite.names import UniqueNames, op_names, spellings
 from geutil.tflite.precision import has_floats, precision_of, stored_bytes
-from geutil.tflite.run import new_interpreter
-from geutil.tflite.schema import schema
 from tests import tflite_files
+from tests.interpreter import new_interpreter, schema
 from tests.settings import needs_eager
 from tests.tflite_files import packed, unpacked
 
@@ -165,7 +164,7 @@ def test_indices_beyond_the_lists_and_files_that_say_nothing_are_refused():
     for change, message in expected.items():
         with pytest.raises(tflite.BrokenFileError, match=message):
             tflite.open(broken(change))
-    model = schema().ModelT()
+    model = schema.ModelT()
     model.subgraphs = []
     with pytest.raises(tflite.BrokenFileError, match="no subgraph"):
         tflite.open(packed(model))

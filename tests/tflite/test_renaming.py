@@ -4,7 +4,7 @@ import pytest
 
 from geutil import tflite
 from geutil.errors import TFLiteError
-from geutil.tflite.run import new_interpreter
+from tests.interpreter import new_interpreter
 from tests.tflite.declared import chain, diamond
 from tests.tflite_files import int8, two_signatures
 

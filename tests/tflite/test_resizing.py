@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from geutil import tflite
 from geutil.errors import TFLiteError
-from geutil.tflite.run import new_interpreter
+from tests.interpreter import new_interpreter
 from tests.tflite.running import drawn, float_file, run
 from tests.tflite_files import SAMPLES
 

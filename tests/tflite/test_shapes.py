@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from geutil import tflite
 from geutil.errors import TFLiteError
-from geutil.tflite.run import new_interpreter
 from geutil.tflite.shapes import RULES, output_shapes, output_types
+from tests.interpreter import new_interpreter
 from tests.tflite_files import SAMPLES
 
 IMAGE = tf.TensorSpec([None, 12, 10, 4], name="x")

@@ -6,8 +6,7 @@ import pytest
 from geutil import tflite
 from geutil.errors import TFLiteError
 from geutil.tflite.parts import Buffer
-from geutil.tflite.schema import schema
-from geutil.tflite.verify import find_violations
+from tests.interpreter import schema
 from tests.tflite.declared import chain, counter, diamond
 from tests.tflite.running import runs
 from tests.tflite_files import SAMPLES
@@ -15,7 +14,7 @@ from tests.tflite_files import SAMPLES
 
 def buffers(m):
     """Return the bytes of the buffers in the file that is written."""
-    model = schema().Model.GetRootAs(m.to_bytes(), 0)
+    model = schema.Model.GetRootAs(m.to_bytes(), 0)
     listed = (model.Buffers(i) for i in range(model.BuffersLength()))
     return [b.DataAsNumpy().tobytes() for b in listed if b.DataLength()]
 
@@ -25,7 +24,7 @@ def test_a_stripped_file_computes_what_it_did(name):
     blob = SAMPLES[name]().blob
     m = tflite.open(blob)
     m.strip(metadata=True)
-    assert find_violations(m) == []
+    m.verify()
     assert len(m.to_bytes()) <= len(tflite.open(blob).to_bytes())
     for run, want in zip(runs(m.to_bytes()), runs(blob), strict=True):
         assert run.outputs.keys() == want.outputs.keys()
@@ -79,8 +78,8 @@ def test_codes_of_kernels_that_no_op_has_any_more_go():
     (op,) = m.find(kind="EXP")
     op.version = 2
     m.strip()
-    codes = schema().ModelT.InitFromPackedBuf(bytearray(m.to_bytes()), 0).operatorCodes
-    kinds = schema().BuiltinOperator
+    codes = schema.ModelT.InitFromPackedBuf(bytearray(m.to_bytes()), 0).operatorCodes
+    kinds = schema.BuiltinOperator
     assert [(code.builtinCode, code.version) for code in codes] == [
         (kinds.NEG, 1),
         (kinds.EXP, 2),
