@@ -10,6 +10,7 @@ from types import MappingProxyType
 
 from geutil.gradients.step import PlainStep, TensorRead, reached
 from geutil.graph import adjacency, runtime, v1_control_flow
+from geutil.graph.op_types import types_in
 from geutil.graph.types import (
     IdentityMap,
     IdentitySet,
@@ -19,7 +20,7 @@ from geutil.graph.types import (
     is_reference,
     is_stateful,
 )
-from geutil.memory.kernels.cpu import is_held, passes_on, types_in
+from geutil.memory.kernels.cpu import is_held, passes_on
 from geutil.memory.times import Times
 
 SCOPE = "recomputed"
