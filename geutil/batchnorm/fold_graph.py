@@ -16,7 +16,7 @@ from geutil.batchnorm.report import Folded, FoldReport, Refused
 from geutil.batchnorm.targets import Place
 from geutil.batchnorm.training_fold import Training, fold_in_training
 from geutil.graph import creation, edits, state, types
-from geutil.graph.convolution_calls import inlined, is_convolution_call
+from geutil.graph.image_layouts import inlined, is_convolution_call
 from geutil.graph.types import IdentitySet, Operation, Tensor
 from geutil.rewrite.applying import replace_each
 from geutil.rewrite.liveness import Liveness
