@@ -21,8 +21,8 @@ from geutil.batchnorm.report import Folded, FoldReport, Refused
 from geutil.batchnorm.training_build import Built
 from geutil.bodies.function_bodies import OpenedFunction
 from geutil.graph import creation, edits, state, types
-from geutil.graph.convolution_calls import inlined, is_convolution_call
 from geutil.graph.function_calls import Caller
+from geutil.graph.image_layouts import inlined, is_convolution_call
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.rewrite.applying import replace_each
 from geutil.rewrite.liveness import Liveness

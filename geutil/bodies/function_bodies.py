@@ -2,7 +2,9 @@
 
 A function cannot be edited: a graph is made of it (`read_body`, `add_ends`), and of
 that graph, once it was edited, a function of another name (`define_body`), which its
-callers hold (`hold_functions`) and call instead.
+callers hold and call instead (`NewFunctions`). A call of other arguments or results is
+another op, which takes the place of the old one (`replace_caller`): TensorFlow cannot
+change the number of an op's inputs or outputs.
 
 `OpenedFunctions` does so for a graph that stays the caller's: all at once, whatever can
 be opened, within a transaction. A model's functions (`geutil.model.functions`) are
@@ -18,6 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.graph import (
+    adjacency,
     creation,
     edits,
     function_calls,
@@ -25,10 +28,24 @@ from geutil.graph import (
     functions,
     op_types,
     state,
+    v1_control_flow,
 )
+from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
 from geutil.graph.flat_body import Arg, FlatBody, flat_body
-from geutil.graph.function_calls import Caller, call_others, callers_in, recalling
-from geutil.graph.types import Graph, Operation, Tensor, is_func_graph
+from geutil.graph.function_calls import (
+    Caller,
+    call_others,
+    callers_in,
+    recalling,
+    renamed_node,
+)
+from geutil.graph.types import (
+    Graph,
+    Operation,
+    Tensor,
+    absolute_unique_name,
+    is_func_graph,
+)
 from geutil.graph.walks import node_name, topological_order
 from geutil.select.walks import get_backward_walk_ops
 
@@ -161,19 +178,119 @@ def define_body(
     )
 
 
-Written = Mapping[str, tuple[Graph, Any]]
-"""New functions by name: the graph of the body and its `FunctionDef`."""
+class NewFunctions:
+    """The functions that edited bodies become, by the names that they had."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, str] = {}
+        self._written: dict[str, tuple[Graph, Any]] = {}
+
+    def define(self, old: str, graph: Graph, define: Callable[[str], Any]) -> Any:
+        """Note and return the `FunctionDef` that `define` makes under a new name."""
+        definition = define(function_defs.unused_name(old))
+        function_defs.register(definition)
+        self.names[old] = definition.signature.name
+        self._written[definition.signature.name] = (graph, definition)
+        return definition
+
+    def hold(self, graph: Graph, caller: Caller) -> list[str]:
+        """Give a graph those that an op shall call, with all behind, and name them."""
+        added_names = []
+        for name in (self.names[n] for n in caller.names if n in self.names):
+            source, definition = self._written[name]
+            behind = function_defs.functions_behind(source, definition)
+            functions.add_functions(graph, [*behind, definition])
+            added_names += [d.signature.name for d in (*behind, definition)]
+        return added_names
 
 
-def hold_functions(graph: Graph, names: Iterable[str], written: Written) -> list[str]:
-    """Give a graph new functions, with all that they call."""
-    added_names = []
-    for name in names:
-        source, definition = written[name]
-        behind = function_defs.functions_behind(source, definition)
-        functions.add_functions(graph, [*behind, definition])
-        added_names += [d.signature.name for d in (*behind, definition)]
-    return added_names
+@dataclass(frozen=True)
+class NewOutput:
+    """An output of the new op."""
+
+    like: Tensor  # The tensor whose dtype, shape and, for a resource, handle it has.
+    # The index of the output of the old op whose place it takes, if any.
+    old: int | None = None
+
+
+@dataclass(frozen=True)
+class Rebuild:
+    """The definition of the op that replaces a caller."""
+
+    inputs: Sequence[Tensor]
+    outputs: Sequence[NewOutput]
+    # The replacements of outputs of the old op that are gone.
+    stand_ins: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+def same_ends(caller: Caller) -> Rebuild:
+    """Return the inputs and outputs of a caller as they are."""
+    op = caller.op
+    outputs = [NewOutput(t, index) for index, t in enumerate(op.outputs)]
+    return Rebuild(list(op.inputs), outputs)
+
+
+def replace_caller(
+    caller: Caller, names: Mapping[str, str], rebuild: Rebuild
+) -> Operation:
+    """Put a new op in the place of a caller, and return it."""
+    old = caller.op
+    graph = old.graph
+    node = renamed_node(caller, names)
+    _set_types(node, caller, rebuild)
+    node.name = absolute_unique_name(graph, old.name)
+    new = creation.make_op(graph, node, rebuild.inputs)
+    v1_control_flow.set_context(new, adjacency.control_flow_context(old))
+    creation.add_control_edges(new, adjacency.control_inputs(old))
+    stand_ins = dict(rebuild.stand_ins)
+    for output, t in zip(rebuild.outputs, new.outputs, strict=True):
+        creation.copy_handle_data(output.like, t)
+        t.set_shape(output.like.shape)
+        if output.old is not None:
+            stand_ins[output.old] = t
+    inputs = [
+        InputEdit(reader, place, stand_ins[index])
+        for index, t in enumerate(old.outputs)
+        if index in stand_ins
+        for reader in adjacency.consumers(t)
+        for place in adjacency.input_indices(reader, t)
+    ]
+    waiting = [
+        ControlEdit(
+            op, tuple(new if c is old else c for c in adjacency.control_inputs(op))
+        )
+        for op in adjacency.control_outputs(old)
+    ]
+    apply_edits(graph, inputs, waiting)
+    return new
+
+
+def _set_types(node: Any, caller: Caller, rebuild: Rebuild) -> None:
+    """Write dtypes and shapes of the inputs and outputs into a node."""
+    types_in = [t.dtype.as_datatype_enum for t in rebuild.inputs]
+    types_out = [o.like.dtype.as_datatype_enum for o in rebuild.outputs]
+    if caller.is_loop:
+        _set_list(node, "T", "type", types_in)
+        if "_num_original_outputs" in node.attr:
+            node.attr["_num_original_outputs"].i = len(types_out)
+    elif caller.callees[0].attribute:
+        _set_list(node, "Tin", "type", types_in[caller.first_argument :])
+        _set_list(node, "Tout", "type", types_out)
+    # Reading an attribute that is not there would make one.
+    if "output_shapes" in node.attr and node.attr["output_shapes"].list.shape:
+        old_shapes = list(node.attr["output_shapes"].list.shape)
+        shapes = [
+            o.like.shape.as_proto() if o.old is None else old_shapes[o.old]
+            for o in rebuild.outputs
+        ]
+        _set_list(node, "output_shapes", "shape", shapes)
+
+
+def _set_list(node: Any, name: str, kind: str, values: Sequence[Any]) -> None:
+    value = tf.compat.v1.AttrValue()
+    value.list.SetInParent()  # An empty list is a list as well.
+    getattr(value.list, kind).extend(values)
+    node.attr[name].CopyFrom(value)
 
 
 @dataclass(eq=False)
@@ -266,18 +383,11 @@ class OpenedFunctions:
         if not changed:
             return
         state.check_editable(self._graph, [c.op for c in callers_in(self._graph)])
-        names: dict[str, str] = {}
-        written: dict[str, tuple[Graph, Any]] = {}
+        new = NewFunctions()
         for function in self._callees_first():
-            called = _called_others(function.graph, names, written)
-            if function not in changed and not called:
-                continue
-            definition = function.define(function_defs.unused_name(function.name))
-            new = definition.signature.name
-            function_defs.register(definition)
-            names[function.name] = new
-            written[new] = (function.graph, definition)
-        _called_others(self._graph, names, written)
+            if _called_others(function.graph, new) or function in changed:
+                new.define(function.name, function.graph, function.define)
+        _called_others(self._graph, new)
 
     def _callees_first(self) -> list[OpenedFunction]:
         def called(name: str) -> list[str]:
@@ -292,20 +402,19 @@ class OpenedFunctions:
         return [self._by_name[name] for name in names if name in self._by_name]
 
 
-def _called_others(graph: Graph, names: Mapping[str, str], written: Written) -> bool:
+def _called_others(graph: Graph, new: NewFunctions) -> bool:
     """Make the ops of a graph call new functions; tell whether one does."""
     has_new_calls = False
     for caller in callers_in(graph):
-        new = [names[n] for n in caller.names if n in names]
-        if not new or not caller.callees[0].attribute:
+        added_names = new.hold(graph, caller) if caller.callees[0].attribute else []
+        if not added_names:
             continue
         has_new_calls = True
-        added_names = hold_functions(graph, new, written)
         if is_func_graph(graph):
             # A traced function finds its callees outside its graph.
             functions.publish_functions(graph, added_names)
         edits.note_undo(graph, recalling(caller))
-        call_others(caller, names)
+        call_others(caller, new.names)
     return has_new_calls
 
 

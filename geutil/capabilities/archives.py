@@ -15,8 +15,8 @@ from geutil.capabilities.keras_configs import items, powers_of_config
 from geutil.capabilities.report import LOADED, MAIN, RUN, Power
 from geutil.model.files import wire
 from geutil.model.files.hdf5 import Hdf5File, read_hdf5
+from geutil.model.files.inspection import read_tflite
 from geutil.model.files.keras_files import configurations
-from geutil.model.files.tflite_inspection import read_tflite
 from geutil.model.files.wire import Buffer, message_class
 from geutil.tflite import LiteOp
 from geutil.tflite.parts import FLEX

@@ -34,6 +34,7 @@ from geutil.graph import (
 from geutil.graph._tf import ConcreteFunction, FuncGraph
 from geutil.graph.protos import FunctionDef, FunctionDefLibrary
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import closure
 
 _CONTROL_FLOW = op_types.LOOPS | op_types.BRANCHINGS
 _numbers = itertools.count()
@@ -159,42 +160,31 @@ def library_for_copies(
     fresh: dict[str, str] = {}
     _extend(fresh, (name for name in renamed if name in bodies))
     # A body can be needed under its old name, its new one, or both.
-    queue = [(name, name in fresh) for name in root_names]
-    seen = set(queue)
-    for name, anew in queue:
+
+    def needed(need: tuple[str, bool]) -> Iterator[tuple[str, bool]]:
+        name, anew = need
         for node in bodies[name].node_def:
-            names = [
-                n for n in call_graph.functions_of_attributes(node.attr) if n in bodies
-            ]
-            if anew and node.op in _CONTROL_FLOW:
+            called = call_graph.functions_of_attributes(node.attr)
+            names = [n for n in called if n in bodies]
+            own = anew and node.op in _CONTROL_FLOW
+            if own:
                 _extend(fresh, names)
-                needed = [(n, True) for n in names]
-            else:
-                needed = [(n, False) for n in names]
-            needed.append((node.op, False))
-            _enqueue(queue, seen, [pair for pair in needed if pair[0] in bodies])
+            yield from ((n, own) for n in names)
+            if node.op in bodies:
+                yield node.op, False
         if gradients.get(name) in bodies:
-            _enqueue(queue, seen, [(gradients[name], False)])
-    for name, anew in queue:
+            yield gradients[name], False
+
+    needs = closure(((name, name in fresh) for name in root_names), needed)
+    for name, anew in needs:
         if anew:
             _rename_body(library.function.add(), bodies[name], fresh)
         else:
             library.function.append(bodies[name])
     library.gradient.extend(
-        g for g in whole.gradient if (g.function_name, False) in seen
+        g for g in whole.gradient if (g.function_name, False) in needs
     )
     return library, fresh
-
-
-def _enqueue(
-    queue: list[tuple[str, bool]],
-    seen: set[tuple[str, bool]],
-    pairs: Iterable[tuple[str, bool]],
-) -> None:
-    for pair in pairs:
-        if pair not in seen:
-            seen.add(pair)
-            queue.append(pair)
 
 
 def _extend(fresh: dict[str, str], names: Iterable[str]) -> None:

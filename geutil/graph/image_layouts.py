@@ -1,4 +1,4 @@
-"""The layout of images on a GPU, held to as the graph has it.
+"""The layout of images on a GPU, held to as the graph has it; grouped convolutions.
 
 Grappler's layout optimizer turns the channels-last ops of a GPU into channels-first
 ones, with a transposition wherever the two meet, if a graph trains in float32; so says
@@ -15,9 +15,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph import state
+from geutil.graph import creation, function_defs, op_types, state, types
+from geutil.graph.flat_body import FlatBody, flat_body
+from geutil.graph.function_calls import is_compiled_call
 from geutil.graph.placement import kind_of, planned_for
-from geutil.graph.types import Graph, Operation
+from geutil.graph.types import Graph, Operation, Tensor
 
 NOT_REMOVED = "_grappler_do_not_remove"
 """The attribute of nodes that Grappler keeps as they are."""
@@ -102,3 +104,70 @@ def hold(use: state.Use) -> None:
 def _device_type(op: Operation, usual: str) -> str:
     device = tf.DeviceSpec.from_string(op.device)
     return str(device.device_type or usual)
+
+
+_CONVOLUTIONS = frozenset(("Conv2D", "Conv3D"))
+_BESIDES = frozenset(
+    ("Const", "ExpandDims", "Identity", "NoOp", "ReadVariableOp", "Squeeze")
+)
+_MOST_NODES = 16
+"""Nodes beyond which a body is not looked at."""
+
+
+def is_convolution_call(op: Operation) -> bool:
+    """Tell whether an op calls a function that is one convolution of its arguments."""
+    return _body_of(op) is not None
+
+
+def inlined(op: Operation) -> Tensor:
+    """Make the ops of such a function beside its call; return its result."""
+    body = _body_of(op)
+    if body is None:
+        return op.outputs[0]
+    scope = types.scope_dirname(op.name)
+    tensor_by_name: dict[str, Any] = {
+        arg.name: t for arg, t in zip(body.args, op.inputs, strict=True)
+    }
+    for node_def in body.node_defs():
+        if node_def.op == "NoOp":
+            continue
+        inputs = [tensor_by_name[name] for name in node_def.input if name[0] != "^"]
+        inside = node_def.name
+        node_def.name = types.absolute_unique_name(op.graph, f"{scope}{inside}")
+        node_def.device = node_def.device or op.device
+        if node_def.op in _CONVOLUTIONS and is_compiled_call(op):
+            _go_on_compiling(node_def)
+        new = creation.make_op(op.graph, node_def, inputs)
+        creation.add_control_edges(new, op.control_inputs)
+        tensor_by_name[inside] = new.outputs[0]
+    return tensor_by_name[body.results[0].tensor]
+
+
+def _go_on_compiling(convolution: Any) -> None:
+    """Let XLA compile a convolution, and its gradient, which XLA alone may have."""
+    # Grappler leaves nodes that it may not remove: without oneDNN the kernel that it
+    # fuses a convolution and its BiasAdd into takes no groups.
+    convolution.attr["_XlaScope"].s = convolution.name.encode()
+    convolution.attr["_XlaSeparateCompiledGradients"].b = False
+    for flag in ("_XlaCompile", NOT_REMOVED):
+        convolution.attr[flag].b = True
+
+
+def _body_of(op: Operation) -> FlatBody | None:
+    if op.type not in op_types.CALLS or len(op.outputs) != 1:
+        return None
+    definition = function_defs.definition_in(op.graph, op.get_attr("f").name)
+    if definition is None or len(definition.node_def) > _MOST_NODES:
+        return None
+    kinds = [node.op for node in definition.node_def]
+    convolutions = [kind for kind in kinds if kind in _CONVOLUTIONS]
+    if len(convolutions) != 1 or not _BESIDES.issuperset({*kinds} - _CONVOLUTIONS):
+        return None
+    body = flat_body(definition, {})
+    names = {arg.name for arg in body.args}
+    for node in body.nodes:
+        # Nodes may come in any order; what is made here has to come in this one.
+        if any(name not in names for name in node.inputs if name[0] != "^"):
+            return None
+        names.add(node.name)
+    return body

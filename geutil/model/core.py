@@ -16,7 +16,7 @@ from geutil.errors import ModelError
 from geutil.graph import functions, keras_calls, strategy_variables, training_flags
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor, type_name
-from geutil.model import shared_state, to_function
+from geutil.model import shared_state, to_graph
 from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState, check_initialized
 from geutil.model.sources.objects import Source, program_of_graph
@@ -426,7 +426,7 @@ class EditableModel(Shown):
         sinks = self.outputs.sinks
         state = (fingerprint(self.graph), tuple(sinks), len(self.holdings.variables))
         if self._built is None or self._built[0] != state:
-            function = to_function.build(
+            function = to_graph.build(
                 self.graph, self.inputs, sinks, self._side_effects, self._holdings
             )
             self._built = (state, function)
@@ -450,7 +450,7 @@ class EditableModel(Shown):
         # If `checked`, placeholders that nothing feeds are refused.
         sinks = self.outputs.sinks
         if checked:
-            to_function.ops_to_run(self.graph, self.inputs, sinks, self._side_effects)
+            to_graph.ops_to_run(self.graph, self.inputs, sinks, self._side_effects)
         program = program_of_graph(
             self.graph,
             dict(self.inputs),

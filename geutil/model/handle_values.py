@@ -26,7 +26,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.op_types import LOOPS
-from geutil.graph.walks import control_references, data_inputs, short_name
+from geutil.graph.walks import closure, control_references, data_inputs, short_name
 from geutil.model.programs import const_node
 
 SINGLE_PASSES = frozenset(("Identity", "Enter", "Exit", "NextIteration", "Merge"))
@@ -64,16 +64,16 @@ def handle_flow(
             readers[short_name(text)].append((place, index))
     values = dict(seeds)
     carriers: dict[int, Carrier] = {}
-    waiting = list(values)
-    for reference in waiting:
-        value = values[reference]
+
+    def passed_on(reference: str) -> Iterator[str]:
         for place, index in readers.get(reference, ()):
             carrier = carriers.setdefault(place, Carrier(listed[place]))
-            carrier.values[index] = value
+            carrier.values[index] = values[reference]
             for passed in _passed_on(listed[place], index, in_function):
-                if passed not in values:
-                    values[passed] = value
-                    waiting.append(passed)
+                values.setdefault(passed, values[reference])
+                yield passed
+
+    closure(seeds, passed_on)
     return values, [carriers[place] for place in sorted(carriers)]
 
 

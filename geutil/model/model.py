@@ -12,18 +12,11 @@ import tensorflow as tf
 
 from geutil import lazy
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.model import (
-    comparison,
-    freezing,
-    joining,
-    parts,
-    saving,
-    thawing,
-    unrolling,
-)
+from geutil.model import comparison, ends, freezing, joining, saving, thawing, unrolling
 from geutil.model.batch_size import size_change
 from geutil.model.comparison import Comparison
 from geutil.model.core import EditableModel, ModelFunction, Signatures
+from geutil.model.ends import Selection
 from geutil.model.functions import signature as function_signature
 from geutil.model.functions.library import (
     BodyOutputs,
@@ -34,10 +27,9 @@ from geutil.model.functions.library import (
 )
 from geutil.model.functions.signature import Value
 from geutil.model.functions.write_back import sync, sync_below
-from geutil.model.parts import Selection
 from geutil.model.shared_state import SharedState, check_copies, restore
 from geutil.model.sources.objects import Source
-from geutil.model.strip import stripping
+from geutil.model.strip import training_parts
 from geutil.model.to_graph import GraphParts
 from geutil.select.names import Layer, layers_of
 
@@ -502,7 +494,7 @@ class Model(EditableModel):
             >>> m.cut(inputs={"h": "hidden"}).run(h=[1.0])
             {'y': array([2.], dtype=float32)}
         """
-        return parts.cut(self, inputs, outputs, signature)
+        return ends.cut(self, inputs, outputs, signature)
 
     def splice(
         self,
@@ -720,7 +712,7 @@ class Model(EditableModel):
             >>> model.open(f).rename({"x": "images"}, {"y": "scores"}, "predict")
             Model('predict', ['images'] -> ['scores'], 3 ops)
         """
-        return parts.rename(self, inputs or {}, outputs or {}, signature)
+        return ends.rename(self, inputs or {}, outputs or {}, signature)
 
     def strip_training(
         self,
@@ -783,7 +775,7 @@ class Model(EditableModel):
             >>> stripped.run(x=[1.0, 2.0])
             {'y': array([2., 4.], dtype=float32)}
         """
-        return stripping.strip_training(self, switches, statistics, keep, neutral)
+        return training_parts.strip_training(self, switches, statistics, keep, neutral)
 
     def without_powers(self) -> Model:
         """Return the model without its capabilities beyond computing.
@@ -896,7 +888,7 @@ class Model(EditableModel):
             >>> m.replace_op("activation", lambda x: x * x).run(x=[-1.0, 9.0])
             {'y': array([ 1., 81.], dtype=float32)}
         """
-        return parts.replace_op(self, ops, replacement)
+        return ends.replace_op(self, ops, replacement)
 
     def set_batch_size(
         self,

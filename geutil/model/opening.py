@@ -26,7 +26,7 @@ from geutil.model.shared_state import SharedState
 from geutil.model.sources import frozen_handles, graph_defs, objects
 from geutil.model.sources.graph_defs import Ends
 from geutil.model.sources.objects import DEFAULT_SIGNATURE, Source
-from geutil.model.sources.saved_models import open_saved_model
+from geutil.model.sources.saved_model_folders import open_saved_model
 from geutil.model.sources.tflite_files import source_of_lite
 from geutil.tflite.file import LiteFile
 from geutil.tflite.file import open as open_lite

@@ -27,7 +27,7 @@ from geutil.model.programs import (
     redirect,
     rename_nodes,
 )
-from geutil.model.strip.options import keep_of, program_of_parts
+from geutil.model.strip.strip_options import keep_of, program_of_parts
 from geutil.model.to_graph import GraphParts, materialize
 from geutil.rewrite import Match, Op, Rule, rewrite
 from geutil.rewrite.rules import constant_folding

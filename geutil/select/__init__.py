@@ -14,15 +14,17 @@ from geutil.select.boundary import (
     outputs_of,
 )
 from geutil.select.conversions import can_be_regex, make_regex
-from geutil.select.filters import (
+from geutil.select.queries import (
     by_device,
     filter_ops,
     filter_ops_from_regex,
     filter_ts,
     filter_ts_from_regex,
     get_name_scope_ops,
+    select_ops,
+    select_ops_and_ts,
+    select_ts,
 )
-from geutil.select.queries import select_ops, select_ops_and_ts, select_ts
 from geutil.select.walks import (
     get_backward_walk_ops,
     get_forward_walk_ops,

@@ -199,7 +199,7 @@ def test_signatures_that_are_none_are_refused(tmp_path, monkeypatch):
     small_models.save_two_signatures(tmp_path / "m")
     loaded = tf.Module()
     monkeypatch.setattr(
-        "geutil.model.sources.saved_models.load_saved_model", lambda *_: loaded
+        "geutil.model.sources.saved_model_folders.load_saved_model", lambda *_: loaded
     )
     for signatures in (object(), {"encode": object()}):
         loaded.signatures = signatures

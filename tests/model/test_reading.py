@@ -15,7 +15,7 @@ from geutil.model.files.reading import (
     read_saved_model,
     select_meta_graph,
 )
-from geutil.model.sources.saved_models import load_saved_model
+from geutil.model.sources.saved_model_folders import load_saved_model
 from tests.model.samples import frozen_graph_def
 
 

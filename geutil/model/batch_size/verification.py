@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from geutil.errors import ModelError
 from geutil.graph.types import Operation, Tensor
+from geutil.graph.walks import closure
 from geutil.model.batch_size import row_equivalence
 from geutil.model.batch_size.row_equivalence import RowVerdict, Verdict
 from geutil.model.core import EditableModel, M
@@ -291,26 +292,27 @@ def _proved_behind(trial: ModelTrial, output: str, size: int, old: int) -> bool:
         if not new:
             return False
         verdicts |= trial.of(new).rows(size, old)
-        waiting, seen = [start.name], {start.name}
-        is_cut = False
-        while waiting:
-            name = waiting.pop()
-            if name not in behind:
-                is_cut = True
-                continue
-            before = behind[name]
-            if not before or any(name in inputs for name in before):
+        reached = _silent_behind(start.name, behind, verdicts)
+        kinds = (RowVerdict.MATCHES, RowVerdict.SILENT)
+        fine = {n for n, v in verdicts.items() if v.kind in kinds and n not in inputs}
+        for before in (behind[name] for name in reached if name in behind):
+            if not before or not fine.issuperset(before):
                 return False
-            for name in before:
-                kind = verdicts[name].kind
-                if kind not in (RowVerdict.MATCHES, RowVerdict.SILENT):
-                    return False
-                if kind is RowVerdict.SILENT and name not in seen:
-                    seen.add(name)
-                    waiting.append(name)
-        if not is_cut:
+        if all(name in behind for name in reached):
             return True
         most *= 2
+
+
+def _silent_behind(
+    start: str, behind: Mapping[str, list[str]], verdicts: Mapping[str, Verdict]
+) -> dict[str, None]:
+    """Return a tensor and those behind it up to where rows differ."""
+
+    def silent(name: str) -> list[str]:
+        before = behind.get(name, ())
+        return [n for n in before if verdicts[n].kind is RowVerdict.SILENT]
+
+    return closure([start], silent)
 
 
 def _growing(model: EditableModel) -> frozenset[Operation]:

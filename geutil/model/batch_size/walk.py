@@ -19,8 +19,8 @@ from geutil.model.batch_size.batch_edits import (
     SizeSource,
     shape_of,
 )
+from geutil.model.batch_size.op_rules import RULES
 from geutil.model.batch_size.row_loops import RowFrames
-from geutil.model.batch_size.rules import RULES
 from geutil.model.batch_size.sites import REFUSALS, Probing, Site, source_at
 
 

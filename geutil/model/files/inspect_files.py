@@ -14,13 +14,7 @@ from typing import Any
 from geutil.errors import ModelError
 from geutil.formats import is_tflite_file
 from geutil.graph.op_types import CALLS
-from geutil.model.files import (
-    checkpoint_index,
-    keras_files,
-    reading,
-    tflite_inspection,
-    wire,
-)
+from geutil.model.files import checkpoint_index, inspection, keras_files, reading, wire
 from geutil.model.files.inspection import (
     FunctionInfo,
     Inspection,
@@ -336,5 +330,5 @@ def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
     if not is_directory and source.suffix in keras_files.KERAS_SUFFIXES:
         return keras_files.inspect_keras(source)
     if not is_directory and is_tflite_file(source):
-        return tflite_inspection.inspect_tflite(source)
+        return inspection.inspect_tflite(source)
     return inspect_graphs(source, tags, is_directory=is_directory)

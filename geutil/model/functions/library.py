@@ -19,7 +19,7 @@ from geutil.graph.function_calls import Caller, callers_in
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 from geutil.graph.walks import topological_order
-from geutil.model import programs, to_function, to_graph
+from geutil.model import programs, to_graph
 from geutil.model.core import EditableModel, Inputs, Outputs
 from geutil.model.programs import fresh_name
 from geutil.model.shared_state import SharedState
@@ -71,7 +71,7 @@ def definition_of(
     like: Any,
 ) -> Any:
     """Return the `FunctionDef` of a body's graph as it is now."""
-    needed = to_function.ops_to_run(graph, inputs, outputs.sinks, effects)
+    needed = to_graph.ops_to_run(graph, inputs, outputs.sinks, effects)
     try:
         return define_body(graph, name, needed, inputs, outputs.sinks, effects, like)
     except (ValueError, tf.errors.OpError) as error:
@@ -173,13 +173,13 @@ class EditableBody(EditableModel):
     def needed_ops(self) -> list[Operation]:
         """Return the ops that a call runs."""
         sinks = self.outputs.sinks
-        return to_function.ops_to_run(self.live, self.inputs, sinks, self._side_effects)
+        return to_graph.ops_to_run(self.live, self.inputs, sinks, self._side_effects)
 
     def captured(self) -> dict[str, Tensor]:
         """Return the stand-ins of the body's captures, by new names."""
         names: dict[str, Tensor] = {}
         if functions.bindings(self.live):
-            for _, inside in to_function.captures_of(self.live, self.needed_ops()):
+            for _, inside in to_graph.captures_of(self.live, self.needed_ops()):
                 name = inside.op.name.replace("/", "_").lower()
                 names[programs.fresh_name({*self.inputs, *names}, name)] = inside
         return names

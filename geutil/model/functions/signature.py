@@ -12,13 +12,14 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
+from geutil.bodies.function_bodies import NewOutput, Rebuild, same_ends
 from geutil.errors import ModelError
 from geutil.graph import adjacency, creation, functions
 from geutil.graph.function_calls import Caller
 from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name
 from geutil.model.functions import write_back
 from geutil.model.functions.library import EditableBody, Entry, FunctionLibrary
-from geutil.model.functions.write_back import Family, NewOutput, Rebuild
+from geutil.model.functions.write_back import Family
 from geutil.model.programs import fresh_name, legal_name
 from geutil.select.walks import get_backward_walk_ops
 
@@ -78,7 +79,7 @@ def add_output(
             )
         rebuilds = {}
         for caller in family.callers:
-            same = write_back.same_ends(caller)
+            same = same_ends(caller)
             like = NewOutput(tensor_by_key[_keys(family, caller)[0]])
             rebuilds[caller.op] = Rebuild(same.inputs, [*same.outputs, like])
         replaced = write_back.write(library, family.entries, rebuilds)
@@ -107,7 +108,7 @@ def remove_output(library: FunctionLibrary, entry: Entry, name: str) -> None:
             )
     rebuilds = {}
     for caller in family.callers:
-        same = write_back.same_ends(caller)
+        same = same_ends(caller)
         outputs = [o for o in same.outputs if o.old != index]
         rebuilds[caller.op] = Rebuild(same.inputs, outputs)
     with library.writing():
@@ -282,7 +283,7 @@ def remove_input(library: FunctionLibrary, entry: Entry, name: str) -> None:
     rebuilds = {}
     for caller in family.callers:
         place = index + caller.first_argument
-        same = write_back.same_ends(caller)
+        same = same_ends(caller)
         inputs = [t for i, t in enumerate(same.inputs) if i != place]
         if family.returns_argument(caller):
             # The variable never changes: what comes out is what goes in.

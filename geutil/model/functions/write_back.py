@@ -1,8 +1,5 @@
 """Edited bodies written back: new definitions, and callers that call them.
 
-TensorFlow cannot change the number of an op's inputs or outputs. So a new op takes the
-place of the old one, which stays in the graph with nobody reading it.
-
 The functions of a loop have the same arguments, and so have the branches of a
 conditional. They change together: a *family*. In a loop an argument is a variable of
 the loop, so the body also returns it.
@@ -10,18 +7,22 @@ the loop, so the body also returns it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+import functools
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
-import tensorflow as tf
-
-from geutil.bodies.function_bodies import Written, hold_functions
+from geutil.bodies.function_bodies import (
+    NewFunctions,
+    NewOutput,
+    Rebuild,
+    replace_caller,
+    same_ends,
+)
 from geutil.errors import ModelError
-from geutil.graph import adjacency, creation, function_defs, functions, v1_control_flow
-from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
-from geutil.graph.function_calls import Caller, call_others, renamed_node
-from geutil.graph.types import Graph, Operation, Tensor, absolute_unique_name
+from geutil.graph import function_defs, functions
+from geutil.graph.function_calls import Caller, call_others
+from geutil.graph.types import Graph, Operation, Tensor
 from geutil.model.functions.library import (
     Entry,
     FunctionLibrary,
@@ -89,95 +90,6 @@ def check_loops(entry_family: Family) -> None:
                 )
 
 
-@dataclass(frozen=True)
-class NewOutput:
-    """An output of the new op."""
-
-    like: Tensor  # The tensor whose dtype, shape and, for a resource, handle it has.
-    # The index of the output of the old op whose place it takes, if any.
-    old: int | None = None
-
-
-@dataclass(frozen=True)
-class Rebuild:
-    """The definition of the op that replaces a caller."""
-
-    inputs: Sequence[Tensor]
-    outputs: Sequence[NewOutput]
-    # The replacements of outputs of the old op that are gone.
-    stand_ins: Mapping[int, Tensor] = field(default_factory=dict)
-
-
-def same_ends(caller: Caller) -> Rebuild:
-    """Return the inputs and outputs of a caller as they are."""
-    op = caller.op
-    outputs = [NewOutput(t, index) for index, t in enumerate(op.outputs)]
-    return Rebuild(list(op.inputs), outputs)
-
-
-def replace_caller(
-    caller: Caller, names: Mapping[str, str], rebuild: Rebuild
-) -> Operation:
-    """Put a new op in the place of a caller, and return it."""
-    old = caller.op
-    graph = old.graph
-    node = renamed_node(caller, names)
-    _set_types(node, caller, rebuild)
-    node.name = absolute_unique_name(graph, old.name)
-    new = creation.make_op(graph, node, rebuild.inputs)
-    v1_control_flow.set_context(new, adjacency.control_flow_context(old))
-    creation.add_control_edges(new, adjacency.control_inputs(old))
-    stand_ins = dict(rebuild.stand_ins)
-    for output, t in zip(rebuild.outputs, new.outputs, strict=True):
-        creation.copy_handle_data(output.like, t)
-        t.set_shape(output.like.shape)
-        if output.old is not None:
-            stand_ins[output.old] = t
-    inputs = [
-        InputEdit(reader, place, stand_ins[index])
-        for index, t in enumerate(old.outputs)
-        if index in stand_ins
-        for reader in adjacency.consumers(t)
-        for place in adjacency.input_indices(reader, t)
-    ]
-    waiting = [
-        ControlEdit(
-            op, tuple(new if c is old else c for c in adjacency.control_inputs(op))
-        )
-        for op in adjacency.control_outputs(old)
-    ]
-    apply_edits(graph, inputs, waiting)
-    return new
-
-
-def _set_types(node: Any, caller: Caller, rebuild: Rebuild) -> None:
-    """Write dtypes and shapes of the inputs and outputs into a node."""
-    types_in = [t.dtype.as_datatype_enum for t in rebuild.inputs]
-    types_out = [o.like.dtype.as_datatype_enum for o in rebuild.outputs]
-    if caller.is_loop:
-        _set_list(node, "T", "type", types_in)
-        if "_num_original_outputs" in node.attr:
-            node.attr["_num_original_outputs"].i = len(types_out)
-    elif caller.callees[0].attribute:
-        _set_list(node, "Tin", "type", types_in[caller.first_argument :])
-        _set_list(node, "Tout", "type", types_out)
-    # Reading an attribute that is not there would make one.
-    if "output_shapes" in node.attr and node.attr["output_shapes"].list.shape:
-        old_shapes = list(node.attr["output_shapes"].list.shape)
-        shapes = [
-            o.like.shape.as_proto() if o.old is None else old_shapes[o.old]
-            for o in rebuild.outputs
-        ]
-        _set_list(node, "output_shapes", "shape", shapes)
-
-
-def _set_list(node: Any, name: str, kind: str, values: Sequence[Any]) -> None:
-    value = tf.compat.v1.AttrValue()
-    value.list.SetInParent()  # An empty list is a list as well.
-    getattr(value.list, kind).extend(values)
-    node.attr[name].CopyFrom(value)
-
-
 def sync(library: FunctionLibrary) -> None:
     """Write edited bodies back to all that call them."""
     if library.is_written or not library.edited():
@@ -241,21 +153,16 @@ def write(
         return {}
     for entry in reversed(order):
         library.open(entry)
-    names: dict[str, str] = {}
-    written: dict[str, tuple[Graph, Any]] = {}
+    new = NewFunctions()
     replaced: dict[Operation, Operation] = {}
     for entry in order:
         graph = entry.opened().live
-        replaced |= _update(library, graph, names, written, rebuilds)
-        old = entry.name
-        definition = draft_of(entry, function_defs.unused_name(old))
-        names[old] = definition.signature.name
-        written[definition.signature.name] = (graph, definition)
-        function_defs.register(definition)
-        library.redefine(entry, definition)
+        replaced |= _update(library, graph, new, rebuilds)
+        draft = functools.partial(draft_of, entry)
+        library.redefine(entry, new.define(entry.name, graph, draft))
         entry.written = entry.opened().state()
         entry.shapes = [t.shape for t in entry.opened().outputs.values()]
-    replaced |= _update(library, library.root, names, written, rebuilds)
+    replaced |= _update(library, library.root, new, rebuilds)
     return replaced
 
 
@@ -329,21 +236,18 @@ def _with_callers(library: FunctionLibrary, changed: Iterable[Entry]) -> list[En
 def _update(
     library: FunctionLibrary,
     graph: Graph,
-    names: Mapping[str, str],
-    written: Written,
+    new: NewFunctions,
     rebuilds: Mapping[Operation, Rebuild],
 ) -> dict[Operation, Operation]:
     """Make the ops of one graph call the new functions."""
     replaced = {}
     for caller in library.callers_in(graph):
-        called = [names[name] for name in caller.names if name in names]
-        if not called:
+        if not new.hold(graph, caller):
             continue
-        hold_functions(graph, called, written)
         if caller.op not in rebuilds and caller.callees[0].attribute:
-            call_others(caller, names)
+            call_others(caller, new.names)
             continue
         rebuild = rebuilds.get(caller.op) or same_ends(caller)
-        replaced[caller.op] = replace_caller(caller, names, rebuild)
+        replaced[caller.op] = replace_caller(caller, new.names, rebuild)
         library.retired.add(caller.op)
     return replaced

@@ -192,8 +192,8 @@ def _references(graph_def: Any, variables: Mapping[str, Any]) -> dict[str, _Refe
         for index, text in enumerate(node.input):
             readers.setdefault(short_name(text), []).append((node, index))
     found = {name: _Reference(name, name) for name in variables}
-    waiting = list(found)
-    for name in waiting:
+
+    def handed_on(name: str) -> Iterator[str]:
         reference = found[name]
         for node, index in readers.get(name, ()):
             if not takes_reference(node, index):
@@ -204,10 +204,11 @@ def _references(graph_def: Any, variables: Mapping[str, Any]) -> dict[str, _Refe
                     f"'{reference.variable}': TensorFlow has no such op for resource "
                     "variables; freeze the graph before you open it"
                 )
-            for text, handed_on in _handed_on(node, index, reference):
-                if text not in found:
-                    found[text] = handed_on
-                    waiting.append(text)
+            for text, other in _handed_on(node, index, reference):
+                found.setdefault(text, other)
+                yield text
+
+    closure(variables, handed_on)
     return found
 
 

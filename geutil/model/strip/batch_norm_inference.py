@@ -16,8 +16,8 @@ from geutil.errors import ModelError
 from geutil.graph import adjacency, creation
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import short_name
-from geutil.model.strip.options import StripOptions, live_ops
 from geutil.model.strip.report import Stripped
+from geutil.model.strip.strip_options import StripOptions, live_ops
 from geutil.model.to_graph import GraphParts
 from geutil.reroute.tensors import reroute_ts
 from geutil.select.networks import batch_norms, moving_averages

@@ -18,8 +18,8 @@ from geutil.graph.call_graph import functions_of_attributes
 from geutil.graph.types import Tensor
 from geutil.graph.walks import node_name, tensor_name
 from geutil.model.programs import ModelProgram, nodes_by_name
-from geutil.model.strip.options import StripOptions, keep_of, program_of_parts
 from geutil.model.strip.report import Stripped
+from geutil.model.strip.strip_options import StripOptions, keep_of, program_of_parts
 from geutil.model.to_graph import materialize
 from geutil.rewrite import Any as AnyTensor
 from geutil.rewrite import Const, Match, Op, Rule, constant_value, rewrite

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph import replicas, types
-from geutil.graph.convolution_calls import inlined
 from geutil.graph.edits import InputEdit, apply_edits, results_of, set_results
+from geutil.graph.image_layouts import inlined
 from geutil.graph.op_types import FUSED_NORMS, types_in
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.fused_ops import Prelu, parted_bias

@@ -203,36 +203,24 @@ def _set_first(site: Site, target: list[int | None], grown: Grown) -> None:
 
 def broadcast_to(site: Site) -> None:
     """Let the target have the batch where the operand has it."""
-    shape, axis = site.shape(0), site.axis(0)
-    target = site.probing.dims(site.operands[1])
-    if axis is None or shape is None or target is None:
-        return
-    place = len(target) - len(shape) + axis
-    dim = shape[axis] or 0
-    if 0 <= place < len(target) and target[place] == site.sizes.before(dim):
-        _set_dim(site, 1, target, place, Grown(site.sizes.factor(dim)), 0)
+    _set_dim(site, 1, 0)
 
 
 def input_sizes(site: Site) -> None:
     """Let the size of a transposed convolution's result have the batch."""
-    shape, axis = site.shape(2), site.axis(2)
-    sizes = site.probing.dims(site.operands[0])
-    if axis != 0 or shape is None or sizes is None:
+    if site.axis(2) == 0:
+        _set_dim(site, 0, 2)
+
+
+def _set_dim(site: Site, index: int, data: int) -> None:
+    """Let a size of the shape that is an input be the batch, as data has it."""
+    shape, axis = site.shape(data), site.axis(data)
+    dims = site.probing.dims(site.operands[index])
+    if axis is None or shape is None or dims is None:
         return
-    dim = shape[0] or 0
-    if sizes[0] == site.sizes.before(dim):
-        _set_dim(site, 0, sizes, 0, Grown(site.sizes.factor(dim)), 2)
-
-
-def _set_dim(
-    site: Site,
-    index: int,
-    dims: list[int | None],
-    place: int,
-    grown: Grown,
-    data: int,
-) -> None:
-    """Let one size of a shape be the batch; refuse a shape with unknown sizes."""
+    place, dim = len(dims) - len(shape) + axis, shape[axis] or 0
+    if not 0 <= place < len(dims) or dims[place] != site.sizes.before(dim):
+        return
     new_dims: list[int | Grown] = [d for d in dims if d is not None]
     if len(new_dims) < len(dims):
         site.problem(
@@ -240,7 +228,7 @@ def _set_dim(
             "make the shape of shape(x)[0]",
         )
         return
-    new_dims[place] = grown
+    new_dims[place] = Grown(site.sizes.factor(dim))
     site.set_dims(index, tuple(new_dims), data)
 
 

@@ -17,14 +17,14 @@ from geutil.model.core import EditableModel, M
 from geutil.model.programs import ModelProgram, nodes_behind
 from geutil.model.strip import batch_norm_inference, dead_branches, side_effects
 from geutil.model.strip.batch_norm_inference import Turned
-from geutil.model.strip.options import (
+from geutil.model.strip.report import Stripped, StripReport
+from geutil.model.strip.side_effects import DIAGNOSTICS, PASSING, EffectKinds, Known
+from geutil.model.strip.strip_options import (
     StripOptions,
     checked_options,
     keep_of,
     program_of_parts,
 )
-from geutil.model.strip.report import Stripped, StripReport
-from geutil.model.strip.side_effects import DIAGNOSTICS, PASSING, EffectKinds, Known
 from geutil.model.to_graph import GraphParts, materialize
 from geutil.rewrite import Any as AnyTensor
 from geutil.rewrite import Match, Op, RewriteReport, Rule, rewrite
