@@ -44,8 +44,9 @@ def converted_form(op: Operation) -> Form | None:
     return None if form is None else form(op)
 
 
-def _negation(op: Operation) -> Form:
-    return Form("computes x * -1", "product", "negation", _negative, op.inputs)
+def _plain(words: str, scope: str, function: Function) -> Callable[[Operation], Form]:
+    """Return the maker of a form that depends on nothing but the inputs of an op."""
+    return lambda op: Form(words, scope, words, function, op.inputs)
 
 
 def _negative(x: tf.Tensor) -> list[tf.Tensor]:
@@ -96,40 +97,28 @@ def _division(op: Operation) -> Form | None:
     """The int8 kernel for divisions takes no divisor that is stored as 0."""
     *dividend, root = op.inputs
     if root.op.type == "Sqrt":
-        function = _product_with_root if dividend else _inverse_root
+
+        def by_root(*xs: tf.Tensor) -> list[tf.Tensor]:
+            inverse = tf.math.rsqrt(xs[-1], name="rsqrt")
+            return [tf.multiply(xs[0], inverse, name="product") if xs[1:] else inverse]
+
         inputs = [*dividend, root.op.inputs[0]]
-        return Form(
-            "computes by rsqrt", "by_root", ("root", len(dividend)), function, inputs
-        )
+        key = ("root", len(dividend))
+        return Form("computes by rsqrt", "by_root", key, by_root, inputs)
     if op.type in DIVISIONS:
         return None
     divisor = tf.get_static_value(root)
     if op.type != "Div" and (divisor is None or not np.all(divisor)):
         return None
-    return Form("computes x / y", "quotient", "quotient", _quotient, op.inputs)
+    form = _plain(
+        "computes x / y", "quotient", lambda x, y: [tf.divide(x, y, name="quotient")]
+    )
+    return form(op)
 
 
-def _inverse_root(y: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.math.rsqrt(y, name="rsqrt")]
-
-
-def _product_with_root(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.multiply(x, tf.math.rsqrt(y, name="rsqrt"), name="product")]
-
-
-def _quotient(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.divide(x, y, name="quotient")]
-
-
-def _squared_difference(op: Operation) -> Form:
-    """Of more than four axes the converter takes it apart, with no FakeQuant inside."""
-
-    def squared(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-        difference = tf.subtract(x, y, name="difference")
-        return [tf.multiply(difference, difference, name="square")]
-
-    words = "computes (x - y) * (x - y)"
-    return Form(words, "product", "square of difference", squared, op.inputs)
+def _squared(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+    difference = tf.subtract(x, y, name="difference")
+    return [tf.multiply(difference, difference, name="square")]
 
 
 def _squared_twice(x: tf.Tensor) -> tf.Tensor:
@@ -181,52 +170,11 @@ def _sum(op: Operation) -> Form | None:
     return Form(words, "sum", ("sum", len(inputs)), added, inputs)
 
 
-def _product(op: Operation) -> Form:
-    return Form("computes x * y", "product", "product", _times, op.inputs)
-
-
-def _times(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.multiply(x, y, name="product")]
-
-
-def _log1p(op: Operation) -> Form:
-    return Form("computes log(x + 1)", "log", "log1p", _log_of_next, op.inputs)
-
-
-def _log_of_next(x: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.math.log(x + 1.0, name="log")]
-
-
-def _expm1(op: Operation) -> Form:
-    return Form("computes exp(x) - 1", "exp", "expm1", _exp_less_one, op.inputs)
-
-
-def _exp_less_one(x: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.subtract(tf.exp(x), 1.0, name="less_one")]
-
-
-def _selu(op: Operation) -> Form:
-    words = "computes scale * (relu(x) + alpha * (exp(min(x, 0)) - 1))"
-    return Form(words, "selu", "selu", _scaled_elu, op.inputs)
-
-
 def _scaled_elu(x: tf.Tensor) -> list[tf.Tensor]:
     # Klambauer et al., Self-Normalizing Neural Networks, 2017, section 2.
     alpha, scale = 1.6732632423543772, 1.0507009873554805
     falling = (tf.exp(tf.minimum(x, 0.0)) - 1.0) * (scale * alpha)
     return [tf.add(tf.nn.relu(x) * scale, falling, name="selu")]
-
-
-def _bias(op: Operation) -> Form:
-    return Form("computes x + b", "sum", "bias", _biased, op.inputs)
-
-
-def _biased(x: tf.Tensor, bias: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.nn.bias_add(x, bias, name="sum")]
-
-
-def _clip(op: Operation) -> Form:
-    return Form("computes max(min(x, b), a)", "clip", "clip", _clipped, op.inputs)
 
 
 def _clipped(x: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> list[tf.Tensor]:
@@ -284,19 +232,32 @@ _INT8: dict[str, Callable[[Operation], Form | None]] = {
     **dict.fromkeys(("Pow", "Square"), _power),
     **dict.fromkeys(("Cast", "OneHot"), _one_hot),
     "AddN": _sum,
-    "BiasAddV1": _bias,
-    "Expm1": _expm1,
-    "Log1p": _log1p,
-    "MulNoNan": _product,
-    "Neg": _negation,
-    "Selu": _selu,
-    "SquaredDifference": _squared_difference,
+    "BiasAddV1": _plain(
+        "computes x + b", "sum", lambda x, bias: [tf.nn.bias_add(x, bias, name="sum")]
+    ),
+    "Expm1": _plain(
+        "computes exp(x) - 1",
+        "exp",
+        lambda x: [tf.subtract(tf.exp(x), 1.0, name="less_one")],
+    ),
+    "Log1p": _plain(
+        "computes log(x + 1)", "log", lambda x: [tf.math.log(x + 1.0, name="log")]
+    ),
+    "MulNoNan": _plain(
+        "computes x * y", "product", lambda x, y: [tf.multiply(x, y, name="product")]
+    ),
+    "Neg": _plain("computes x * -1", "product", _negative),
+    "Selu": _plain(
+        "computes scale * (relu(x) + alpha * (exp(min(x, 0)) - 1))", "selu", _scaled_elu
+    ),
+    # Of more than four axes the converter takes it apart, with no FakeQuant inside.
+    "SquaredDifference": _plain("computes (x - y) * (x - y)", "product", _squared),
 }
 """Forms of ops that TFLite computes in float, or does not compute as they are."""
 
 _UNCONVERTED: dict[str, Callable[[Operation], Form | None]] = {
     "AccumulateNV2": _sum,
-    "ClipByValue": _clip,
+    "ClipByValue": _plain("computes max(min(x, b), a)", "clip", _clipped),
     "EuclideanNorm": _norm,
     "Roll": _roll,
 }

@@ -22,13 +22,13 @@ from geutil.errors import QuantizeError
 from geutil.graph.types import Operation
 from geutil.quantize.blocks import with_stored_steps
 from geutil.quantize.calibration.ranges import RangeSite, frozen, variable_values
-from geutil.quantize.insertion import undone_on_error
 from geutil.quantize.planning.network import Edge, Network
 from geutil.quantize.rounding import solvers
 from geutil.quantize.rounding.corrections import Correction, corrected
 from geutil.quantize.rounding.stages import Data, Stages
 from geutil.quantize.rounding.targets import NotRounded, Target, find_targets
 from geutil.quantize.spec import Range
+from geutil.rewrite.applying import undone_on_error
 
 Array = np.ndarray[Any, Any]
 
