@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph import creation
-from geutil.graph.edits import InputEdit, apply_edits, transaction
+from geutil.graph.edits import InputEdit, apply_edits, reader_edits, transaction
 from geutil.graph.op_types import FUSED_NORMS, SHIFTS, types_in
 from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.partial_copy import values_of
@@ -484,10 +484,5 @@ def _replace_clips(graph: Graph, clips: Sequence[Operation]) -> None:
     for op in dict.fromkeys(clips):
         with creation.surroundings_of(op):
             relu = tf.nn.relu(op.inputs[0], name="Relu")
-        for reader in dict.fromkeys(op.outputs[0].consumers()):
-            edits += [
-                InputEdit(reader, index, relu)
-                for index, t in enumerate(reader.inputs)
-                if t is op.outputs[0]
-            ]
+        edits += reader_edits(op.outputs[0], relu)
     apply_edits(graph, edits)

@@ -216,7 +216,9 @@ def quantize_by(
         for _, graph, _ in places:
             stack.enter_context(undone_on_error(graph))
         for (name, graph, _), plan, done in zip(places, plans, earlier, strict=True):
-            rewritten, stands_for = _lowered(graph, plan)
+            rewritten, stands_for = forms.lower(
+                graph, plan.prelus, plan.calls, plan.forms, plan.biases
+            )
             if rewritten:
                 # A result may be another tensor now.
                 results = {n: tensors for n, _, tensors in _places(graph_or_model)}
@@ -233,7 +235,7 @@ def quantize_by(
             report = _report(
                 plan, graph, name, choices, quantized_by_tensor, ranges.by_name, steps
             )
-            reports.append(replace(report, rewritten=rewritten))
+            reports.append(replace(report, rewritten=tuple(rewritten)))
             if not choices.weights_only and plan.groups:
                 in_float = [op for op in plan.in_float if op not in done]
                 leave_in_float(in_float, plan.kernels)
@@ -285,25 +287,6 @@ def _name_apart(
             group.name = f"{signature}/{group.name}"
     else:
         earlier.update(ranges)
-
-
-def _lowered(
-    graph: Graph, plan: QuantizePlan
-) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
-    """Write ops of a plan in another form that has int8 kernels."""
-    # Returns what was done, in words; and by new ops those that they stand in for.
-    lines: list[str] = []
-    stands_for: dict[Operation, Operation] = {}
-    if plan.prelus:
-        lines += forms.lower_prelus(graph, plan.prelus)
-    for more, results in (
-        forms.lower_calls(graph, plan.calls),
-        forms.lower_forms(graph, plan.forms),
-        forms.lower_biases(graph, plan.biases),
-    ):
-        lines += more
-        stands_for |= results
-    return tuple(lines), stands_for
 
 
 def _places(graph_or_model: Any) -> list[tuple[str, Graph, list[Tensor]]]:

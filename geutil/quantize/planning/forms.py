@@ -11,7 +11,13 @@ import tensorflow as tf
 
 from geutil.graph import replicas, types
 from geutil.graph.convolution_calls import inlined
-from geutil.graph.edits import InputEdit, apply_edits, results_of, set_results
+from geutil.graph.edits import (
+    InputEdit,
+    apply_edits,
+    reader_edits,
+    results_of,
+    set_results,
+)
 from geutil.graph.op_types import FUSED_NORMS, types_in
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.fused_ops import Prelu, parted_bias
@@ -292,10 +298,34 @@ def is_refused(op: Operation) -> bool:
     return op.type in REFUSED or converted_form(op) is not None
 
 
-def lower_prelus(graph: Graph, prelus: Sequence[Prelu]) -> tuple[str, ...]:
+Lowered = tuple[list[str], dict[Operation, Operation]]
+"""The rewrites in words; and by new ops those that they stand in for."""
+
+
+def lower(
+    graph: Graph,
+    prelus: Sequence[Prelu],
+    calls: Sequence[Operation],
+    forms: Mapping[Operation, Form],
+    biases: Sequence[Operation],
+) -> Lowered:
+    """Write ops of a plan in another form that has int8 kernels."""
+    lines, stands_for = _lower_prelus(graph, prelus), dict[Operation, Operation]()
+    for more, results in (
+        _lower_calls(graph, calls),
+        _lower_forms(graph, forms),
+        _lower_biases(graph, biases),
+    ):
+        lines += more
+        stands_for |= results
+    return lines, stands_for
+
+
+def _lower_prelus(graph: Graph, prelus: Sequence[Prelu]) -> list[str]:
     """Let PReLUs compute `relu(x) + alpha * min(x, 0)`, which is the same."""
     # Keras writes `relu(x) + -alpha * relu(-x)`, and TFLite negates in float only.
-    # Returns for each what was done, in words.
+    if not prelus:
+        return []
     stencils = Stencils(graph)
     base_names = [f"{prelu.product.name}/negative" for prelu in prelus]
     names = types.absolute_unique_names(graph, base_names)
@@ -315,31 +345,21 @@ def lower_prelus(graph: Graph, prelus: Sequence[Prelu]) -> tuple[str, ...]:
     replaced: list[Operation] = [t.op for p in prelus for t in p.product.inputs]
     apply_edits(graph, edits)
     Liveness(graph).retire(replaced, lambda op: False)
-    return tuple(
-        f"'{prelu.end.name}', a PReLU, computes relu(x) + alpha * min(x, 0)"
-        for prelu in prelus
-    )
+    words = "a PReLU, computes relu(x) + alpha * min(x, 0)"
+    return [f"'{prelu.end.name}', {words}" for prelu in prelus]
 
 
-def lower_forms(
-    graph: Graph, forms: Mapping[Operation, Form]
-) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
+def _lower_forms(graph: Graph, forms: Mapping[Operation, Form]) -> Lowered:
     """Replace ops that TFLite has no kernel for by their forms."""
-    # Returns for each what was done, in words; and by the new results what they stand
-    # in for.
     results = _replace(graph, list(forms.items()))
-    lines = (f"'{op.name}' ({op.type}) {form.words}" for op, form in forms.items())
-    return tuple(lines), results
+    lines = [f"'{op.name}' ({op.type}) {form.words}" for op, form in forms.items()]
+    return lines, results
 
 
-def lower_calls(
-    graph: Graph, ops: Sequence[Operation]
-) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
+def _lower_calls(graph: Graph, ops: Sequence[Operation]) -> Lowered:
     """Let convolutions stand in the place of calls that are nothing else."""
-    # Returns for each what was done, in words; and by the new results what they stand
-    # in for.
     if not ops:
-        return (), {}
+        return [], {}
     # Results of a function survive replacements; here they are replaced, too.
     results = results_of(graph)
     set_results(graph, [])
@@ -347,39 +367,30 @@ def lower_calls(
     outputs = replicas.outputs_meant(graph)
     outputs[:] = map(done.current, outputs)
     set_results(graph, list(map(done.current, results)))
-    lines = (f"'{op.name}' ({op.type}) is the convolution that it calls" for op in ops)
-    return tuple(lines), {done.current(op.outputs[0]).op: op for op in ops}
+    lines = [f"'{op.name}' ({op.type}) is the convolution that it calls" for op in ops]
+    return lines, {done.current(op.outputs[0]).op: op for op in ops}
 
 
-def lower_biases(
-    graph: Graph, ops: Sequence[Operation]
-) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
+def _lower_biases(graph: Graph, ops: Sequence[Operation]) -> Lowered:
     """Let layers add their biases before a Reshape, which is the same."""
     # A layer's kernel adds a bias before it rounds; behind a Reshape that parts the
     # channels another kernel adds it, and both round.
-    # Returns for each what was done, in words; and by the new sums and what is made of
-    # them what they stand in for.
-    lowerings, lines = [], []
+    forms: dict[Operation, Form] = {}
     for op in ops:
         parted = parted_bias(op)
         if parted is not None:
-            dtypes = tuple(t.dtype.name for t in parted)
             words = f"is added by '{parted.data.op.name}', before a Reshape"
-            key = ("bias", *dtypes)
-            lowerings.append(
-                (op, Form(words, "early", key, _biased_early, list(parted)))
-            )
-            lines.append(f"'{op.name}' ({op.type}) {words}")
-    by_result = _replace(graph, lowerings)
+            key = ("bias", *(t.dtype.name for t in parted))
+            forms[op] = Form(words, "early", key, _biased_early, list(parted))
+    lines, by_result = _lower_forms(graph, forms)
     by_sum = {new.inputs[0].op: old for new, old in by_result.items()}
-    return tuple(lines), by_result | by_sum
+    return lines, by_result | by_sum
 
 
 def _replace(
     graph: Graph, lowerings: Sequence[tuple[Operation, Form]]
 ) -> dict[Operation, Operation]:
-    """Let others be read in the place of ops."""
-    # Returns by the ops of the new results those that they stand in for.
+    """Let forms be read in the place of ops; return the ops by their stand-ins."""
     if not lowerings:
         return {}
     stencils = Stencils(graph)
@@ -394,13 +405,7 @@ def _replace(
         (op.outputs[0], tensor_of[result])
         for (op, _), (result,) in zip(lowerings, results, strict=True)
     )
-    edits = [
-        InputEdit(reader, slot, new)
-        for old, new in by_tensor.items()
-        for reader in dict.fromkeys(old.consumers())
-        for slot, t in enumerate(reader.inputs)
-        if t is old
-    ]
+    edits = [edit for pair in by_tensor.items() for edit in reader_edits(*pair)]
     apply_edits(graph, edits)
     set_results(graph, [by_tensor.get(t, t) for t in results_of(graph)])
     outputs = replicas.outputs_meant(graph)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -376,17 +377,8 @@ def _noise(
     return noise / variance if variance else noise
 
 
-def _adaround(hessian: Array, weights: Array, grid: solvers.Grid) -> Array:
-    return solvers.adaround(hessian, weights, grid, _STEPS)
-
-
-def _nearest(hessian: Array, weights: Array, grid: solvers.Grid) -> Array:
-    del hessian
-    return grid.nearest(weights)
-
-
 _ROUND: dict[str, Callable[[Array, Array, solvers.Grid], Array]] = {
-    "nearest": _nearest,
+    "nearest": lambda hessian, weights, grid: grid.nearest(weights),
     "gptq": solvers.gptq,
-    "adaround": _adaround,
+    "adaround": partial(solvers.adaround, steps=_STEPS),
 }
