@@ -6,8 +6,8 @@ body a weight is then no constant any more, but whatever a caller gives.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +17,7 @@ from geutil.batchnorm.fold_plan import EXACT, Choices, Training
 from geutil.batchnorm.report import FoldReport, Refused
 from geutil.bodies.function_bodies import OpenedFunctions
 from geutil.errors import ArgumentTypeError, FoldError, GeutilError, SelectionError
-from geutil.graph import creation, edits, op_types, replicas, state, types
+from geutil.graph import creation, op_types, replicas, types
 from geutil.graph.function_calls import callers_in
 from geutil.graph.types import (
     Graph,
@@ -28,7 +28,7 @@ from geutil.graph.types import (
     Tensor,
 )
 from geutil.reroute.tensors import reroute_ts
-from geutil.rewrite.liveness import Liveness
+from geutil.rewrite.applying import undone_on_error
 from geutil.select import conversions, names
 from geutil.select.networks.provenance import ROOTS
 
@@ -169,8 +169,7 @@ def _fold(
         _check_none(FoldReport((), (*refusals, *places.unopened)), scopes)
     with ExitStack() as stack:
         for place in places.listed:
-            stack.enter_context(_abandoned_on_error(place.graph))
-            stack.enter_context(edits.transaction(place.graph))
+            stack.enter_context(undone_on_error(place.graph))
         sunk = list(map(sink_constants, places.listed, passed))
         reports = [folder.run() for folder in folders]
         edited = []
@@ -188,17 +187,6 @@ def _fold(
         if strict:
             _check_none(whole, scopes)
     return whole
-
-
-@contextmanager
-def _abandoned_on_error(graph: Graph) -> Iterator[None]:
-    """Let ops that are made in a block which raises count no more."""
-    count = state.count_ops(graph)
-    try:
-        yield
-    except BaseException:
-        Liveness(graph).abandon(state.ops_since(graph, count))
-        raise
 
 
 def _training(
@@ -285,6 +273,9 @@ SIGNS = op_types.FUSED_NORMS | ROOTS
 """Types of ops of which each batch norm has one."""
 
 
+_NO_MODEL = "batch norms are folded in a tf.Graph or a geutil.model.Model, not in a"
+
+
 class Places:
     """The places of a graph or model."""
 
@@ -301,7 +292,7 @@ class Places:
             graphs = [place.graph for place in self.listed]
             self.unopened = list(_unopened(self._functions, own, graphs))
             return
-        for name, model in _signatures(graph_or_model).items():
+        for name, model in conversions.signatures_of(graph_or_model, _NO_MODEL).items():
             self.listed.append(Place(model.graph, "", name))
             self._add_bodies(model, name)
 
@@ -337,22 +328,6 @@ class Places:
         if self._functions is not None:
             functions = [p.function for p in edited if p.function is not None]
             self._functions.write_back(functions)
-
-
-def _signatures(model: Any) -> Mapping[str, Any]:
-    """Return the signatures of a model, its own first."""
-    others = getattr(model, "signatures", None)
-    own = getattr(model, "signature", None)
-    if (
-        not isinstance(others, Mapping)
-        or not isinstance(own, str)
-        or not types.is_graph(getattr(model, "graph", None))
-    ):
-        raise ArgumentTypeError(
-            f"batch norms are folded in a tf.Graph or a geutil.model.Model, not in a "
-            f"{types.type_name(model)}; open it with geutil.model.open"
-        )
-    return {own: model, **{name: others[name] for name in others if name != own}}
 
 
 def _bodies(functions: OpenedFunctions, own: Collection[Operation]) -> Iterator[Place]:

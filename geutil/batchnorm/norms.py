@@ -17,7 +17,7 @@ from geutil.batchnorm.channel_affine import (
     step_of,
 )
 from geutil.graph import adjacency, op_types, replicas, types
-from geutil.graph.edits import InputEdit, apply_edits
+from geutil.graph.edits import apply_edits, reader_edits
 from geutil.graph.op_types import types_in
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import walk
@@ -285,13 +285,7 @@ def hand_over_shapes(old: Tensor, new: Tensor) -> None:
     # Otherwise a layer that is folded would still be computed, for its shape.
     if old is new or old.dtype != new.dtype:
         return
-    edits = [
-        InputEdit(reader, index, new)
-        for reader in dict.fromkeys(old.consumers())
-        if reader.type in op_types.SHAPE_READERS
-        for index, t in enumerate(reader.inputs)
-        if t is old
-    ]
+    edits = reader_edits(old, new, op_types.SHAPE_READERS)
     if edits:
         apply_edits(old.graph, edits)
 

@@ -49,7 +49,7 @@ from geutil.batchnorm.channel_affine import AffineKind, AffineStep, Link, axis_a
 from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.batchnorm.fold_plan import ONE_PASS, Training
 from geutil.graph import adjacency, creation, replicas
-from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
+from geutil.graph.edits import ControlEdit, InputEdit, apply_edits, reader_edits
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure
 from geutil.rewrite.liveness import Liveness
@@ -420,13 +420,7 @@ def _follow(graph: Graph, built: Built) -> None:
         return
     for old, new in built.shapes:
         norms.hand_over_shapes(old, new)
-    edits = [
-        InputEdit(reader, index, new)
-        for old, new in built.statistics
-        for reader in dict.fromkeys(old.consumers())
-        for index, t in enumerate(reader.inputs)
-        if t is old
-    ]
+    edits = [edit for pair in built.statistics for edit in reader_edits(*pair)]
     if edits:
         apply_edits(graph, edits)
     # If somebody else reads the layer it goes on being computed.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,19 @@ class InputEdit:
     op: Operation
     index: int
     tensor: Tensor | None
+
+
+def reader_edits(
+    old: Tensor, new: Tensor, types: Collection[str] | None = None
+) -> list[InputEdit]:
+    """Return the edits that let readers of a tensor, of some types, read another."""
+    return [
+        InputEdit(reader, index, new)
+        for reader in dict.fromkeys(old.consumers())
+        if types is None or reader.type in types
+        for index, t in enumerate(reader.inputs)
+        if t is old
+    ]
 
 
 @dataclass(frozen=True, eq=False)

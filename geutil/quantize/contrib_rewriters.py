@@ -13,6 +13,7 @@ from geutil.graph.types import Graph, Tensor, require_graph
 from geutil.quantize import insertion, quantizing
 from geutil.quantize.report import QuantizeReport
 from geutil.quantize.spec import QuantizeChoices
+from geutil.rewrite.applying import undone_on_error
 from geutil.select import names
 from geutil.select.networks.batch_norms import fused_norm
 
@@ -261,7 +262,7 @@ def _training_graph(
 ) -> RewriteReport:
     delay = insertion.checked_delay(delay, is_training=True)
     graph = _graph_or_default(graph)
-    with insertion.undone_on_error(graph):
+    with undone_on_error(graph):
         folds = fold_batch_norms(
             graph,
             is_training=True,
@@ -274,7 +275,7 @@ def _training_graph(
 
 def _eval_graph(graph: Any, choices: QuantizeChoices) -> RewriteReport:
     graph = _graph_or_default(graph)
-    with insertion.undone_on_error(graph):
+    with undone_on_error(graph):
         folds = fold_batch_norms(graph, scope=_scope(choices))
         return RewriteReport(folds, _quantized(graph, choices, 0, is_training=False))
 

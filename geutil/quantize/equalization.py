@@ -19,14 +19,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import creation, types
-from geutil.graph.edits import InputEdit, apply_edits, transaction
+from geutil.errors import QuantizeError
+from geutil.graph import creation
+from geutil.graph.edits import InputEdit, apply_edits, reader_edits, transaction
 from geutil.graph.op_types import FUSED_NORMS, SHIFTS, types_in
 from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import Edge, Network
+from geutil.select import conversions
 from geutil.select.networks.layers import Layer
 from geutil.select.networks.provenance import Origin, reduced_axes
 
@@ -39,69 +40,33 @@ _HOMOGENEOUS = types_in(
 )
 
 
-@dataclass(frozen=True)
-class ScalingObstacle:
-    """The obstacle to scaling the channels of a layer."""
-
-    op: str  # the op that stands in the way, by name
-    reason: str
-
-
-@dataclass(frozen=True, eq=False)
-class ScalableLayer:
-    """A layer, and the layers that read its result."""
-
-    first: Layer
-    seconds: tuple[Layer, ...]
-    channels: int  # how many channels lie between them
-    # The inputs of ops between them that are added to the channels.
-    biases: tuple[Edge, ...]
-    clips: tuple[Operation, ...]  # the Relu6 ops between them
-
-
-def find_links(
-    network: Network, replace_relu6: bool
-) -> Iterator[ScalableLayer | ScalingObstacle]:
-    """Yield for each layer in topological order its link, or why it has none."""
-    for layer in network.layers.values():
-        yield _Region(layer, network, replace_relu6).link()
-
-
-class _Region:
-    """The ops between a layer and those that read its result."""
+class _Link:
+    """A layer, the layers that read its result, and the ops between them."""
 
     def __init__(self, layer: Layer, network: Network, replace_relu6: bool) -> None:
-        self._layer = layer
+        self.first = layer
+        self.seconds: dict[Operation, Layer] = {}
+        self.channels = int(np.prod(layer.sizes(layer.outputs) or [0]))
+        self.biases: list[Edge] = []  # inputs that are added to the channels
+        self.clips: list[Operation] = []  # Relu6 ops
         self._network = network
         self._replace_relu6 = replace_relu6
         self._inside: IdentitySet = IdentitySet()
         self._waiting: list[tuple[int, Operation]] = []
-        self._channels = int(np.prod(layer.sizes(layer.outputs) or [0]))
-        self._biases: list[Edge] = []
-        self._clips: list[Operation] = []
-        self._seconds: dict[Operation, Layer] = {}
 
-    def link(self) -> ScalableLayer | ScalingObstacle:
-        """Return the link of the layer, or why it has none."""
-        layer = self._layer
-        if not self._channels:
-            return ScalingObstacle(layer.op.name, "has weights of unknown shape")
+    def obstacle(self) -> tuple[Operation, str] | None:
+        """Walk on to the next layers; return the op in the way and why, or None."""
+        layer = self.first
+        if not self.channels:
+            return layer.op, "has weights of unknown shape"
         reason, op = self._enter(layer.result), layer.op
         # In topological order: what an op reads was decided on before it.
         while self._waiting and not reason:
             _, op = heapq.heappop(self._waiting)
             reason = self._take(op)
         if reason:
-            return ScalingObstacle(op.name, reason)
-        if not self._seconds:
-            return ScalingObstacle(layer.op.name, "has no layer behind it")
-        return ScalableLayer(
-            layer,
-            tuple(self._seconds.values()),
-            self._channels,
-            tuple(self._biases),
-            tuple(self._clips),
-        )
+            return op, reason
+        return None if self.seconds else (layer.op, "has no layer behind it")
 
     def _enter(self, tensor: Tensor) -> str:
         if tensor in self._network.results:
@@ -131,12 +96,12 @@ class _Region:
         if sizes is None:
             return f"({kind}) has weights of unknown shape"
         count = int(np.prod(sizes))
-        if count != self._channels:
+        if count != self.channels:
             return (
                 f"({kind}) has {count} input channels in its weights, and there are "
-                f"{self._channels}: it is grouped"
+                f"{self.channels}: it is grouped"
             )
-        self._seconds[second.op] = second
+        self.seconds[second.op] = second
         return ""
 
     def _refusal(self, op: Operation, data: list[Tensor]) -> str:
@@ -144,29 +109,26 @@ class _Region:
         if kind in FUSED_NORMS:
             return "is a batch norm; fold it first, with geutil.batchnorm"
         if kind == "Relu6":
-            return self._clip(op)
+            if self._replace_relu6:
+                self.clips.append(op)
+                return ""
+            return (
+                "(Relu6) clips at 6, whatever the scale; pass replace_relu6=True to "
+                "use Relu instead, which changes what the model computes"
+            )
         if kind == "Mean":
-            return self._averaged(op)
+            return "(Mean) may average over channels" if self._mixes(op) else ""
         if kind in SHIFTS:
             return self._summed(op, data)
         if kind in _HOMOGENEOUS or (kind == "Mul" and len(data) == 1):
             return ""
         return f"({kind}) does not keep the scale of channels"
 
-    def _clip(self, op: Operation) -> str:
-        if self._replace_relu6:
-            self._clips.append(op)
-            return ""
-        return (
-            "(Relu6) clips at 6, whatever the scale; pass replace_relu6=True to use "
-            "Relu instead, which changes what the model computes"
-        )
-
-    def _averaged(self, op: Operation) -> str:
+    def _mixes(self, op: Operation) -> bool:
         axes, rank = reduced_axes(op), op.inputs[0].shape.rank
-        if axes is None or rank is None or self._layer.axis != -1 or rank - 1 in axes:
-            return "(Mean) may average over channels"
-        return ""
+        if axes is None or rank is None or self.first.axis != -1:
+            return True
+        return rank - 1 in axes
 
     def _summed(self, op: Operation, data: list[Tensor]) -> str:
         if len(data) == len(op.inputs):
@@ -175,18 +137,18 @@ class _Region:
             (i, t) for i, t in enumerate(op.inputs) if not self._network.is_data(t)
         )
         sizes = bias.shape.as_list() if bias.shape.rank is not None else [None]
-        axis = -1 if op.type == "BiasAdd" else self._layer.axis
-        of_channels = len(sizes) >= -axis and sizes[axis] == self._channels
-        if bias.shape.num_elements() != (self._channels if of_channels else 1):
+        axis = -1 if op.type == "BiasAdd" else self.first.axis
+        of_channels = len(sizes) >= -axis and sizes[axis] == self.channels
+        if bias.shape.num_elements() != (self.channels if of_channels else 1):
             return f"({op.type}) adds something else than a bias"
-        self._biases.append(Edge(op, slot))
+        self.biases.append(Edge(op, slot))
         return ""
 
 
 Array = np.ndarray[Any, Any]
 
-_MOST_SWEEPS = 1000
-_CLOSE = 1e-7
+_MOST_SWEEPS = 1000  # ten times those of a chain of 20 layers
+_CLOSE = 1e-7  # below 2^-23, a step of float32
 
 
 @dataclass(eq=False)
@@ -401,14 +363,9 @@ def equalize(model: Any, *, replace_relu6: bool = False) -> EqualizeReport:
 
 def _places(model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
     """Return (name, graph, results) of each signature; refuse quantized ones."""
-    graph, signatures = (getattr(model, name, None) for name in ("graph", "signatures"))
-    if signatures is None or graph is None or not types.is_func_graph(graph):
-        raise ArgumentTypeError(
-            f"a geutil.model.Model is equalized, not a {types.type_name(model)}; open "
-            "it with geutil.model.open"
-        )
-    models = {model.signature: model}
-    models |= {n: signatures[n] for n in signatures if n != model.signature}
+    models = conversions.signatures_of(
+        model, "a geutil.model.Model is equalized, not a"
+    )
     for other in models.values():
         for op in other.graph.get_operations():
             if op.type in FAKE_QUANT:
@@ -424,18 +381,20 @@ def _equalized(
 ) -> EqualizeReport:
     """Equalize the layers of one graph, and return a report on it."""
     network = Network(graph, results)
-    links: list[ScalableLayer] = []
+    links: list[_Link] = []
     refused: list[NotEqualized] = []
-    links_or_obstacles = find_links(network, replace_relu6)
-    for layer, link in zip(network.layers, links_or_obstacles, strict=True):
-        if isinstance(link, ScalingObstacle):
-            refused.append(NotEqualized(layer.name, link.op, link.reason, signature))
-        else:
+    for layer in network.layers.values():
+        link = _Link(layer, network, replace_relu6)
+        found = link.obstacle()
+        if found is None:
             links.append(link)
+        else:
+            op, reason = found
+            refused.append(NotEqualized(layer.op.name, op.name, reason, signature))
     if not links:
         return EqualizeReport((), tuple(refused))
     layers = dict.fromkeys(
-        layer for link in links for layer in (link.first, *link.seconds)
+        layer for link in links for layer in (link.first, *link.seconds.values())
     )
     values = values_of([layer.kernel for layer in layers])
     weights = {
@@ -446,7 +405,7 @@ def _equalized(
     # Scales `weights` in place: their ratios are taken before and after.
     scales = equalized(
         [
-            (weights[link.first.op], [weights[second.op] for second in link.seconds])
+            (weights[link.first.op], [weights[op] for op in link.seconds])
             for link in links
         ]
     )
@@ -456,7 +415,7 @@ def _equalized(
     entries = [
         Equalized(
             link.first.op.name,
-            tuple(second.op.name for second in link.seconds),
+            tuple(op.name for op in link.seconds),
             link.channels,
             ratio,
             _ratio(weights[link.first.op]),
@@ -474,7 +433,7 @@ def _ratio(weights: Weights) -> float:
     return float(used.max() / used.min()) if used.size else 1.0
 
 
-def _scaled(links: Sequence[ScalableLayer], scales: Sequence[Array]) -> list[_Scaled]:
+def _scaled(links: Sequence[_Link], scales: Sequence[Array]) -> list[_Scaled]:
     """Return the inputs to scale with their factors, each input of an op once."""
     factors: dict[Operation, tuple[Layer, Array]] = {}
 
@@ -486,7 +445,7 @@ def _scaled(links: Sequence[ScalableLayer], scales: Sequence[Array]) -> list[_Sc
     biases = []
     for link, by in zip(links, scales, strict=True):
         multiply(link.first, 1 / by, link.first.outputs)
-        for second in link.seconds:
+        for second in link.seconds.values():
             multiply(second, by, second.inputs)
         for op, slot in link.biases:
             behind = 0 if op.type == "BiasAdd" else -1 - link.first.axis
@@ -525,10 +484,5 @@ def _replace_clips(graph: Graph, clips: Sequence[Operation]) -> None:
     for op in dict.fromkeys(clips):
         with creation.surroundings_of(op):
             relu = tf.nn.relu(op.inputs[0], name="Relu")
-        for reader in dict.fromkeys(op.outputs[0].consumers()):
-            edits += [
-                InputEdit(reader, index, relu)
-                for index, t in enumerate(reader.inputs)
-                if t is op.outputs[0]
-            ]
+        edits += reader_edits(op.outputs[0], relu)
     apply_edits(graph, edits)

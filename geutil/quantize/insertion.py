@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,10 +26,9 @@ from geutil.graph.edits import (
     apply_edits,
     results_of,
     set_results,
-    transaction,
 )
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor
-from geutil.quantize import range_variables
+from geutil.quantize import range_variables as rv
 from geutil.quantize.planning.draft_points import Point, RangeGroup
 from geutil.quantize.planning.network import Edge
 from geutil.quantize.range_variables import (
@@ -40,7 +38,7 @@ from geutil.quantize.range_variables import (
     range_of,
     shape_of,
 )
-from geutil.quantize.spec import Range
+from geutil.quantize.spec import Format, Range
 from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import training_ops
 from geutil.select.networks.provenance import Origins
@@ -86,18 +84,6 @@ def _refuse_gradients_of_outputs(graph: Graph) -> None:
 
 
 _logger = logging.getLogger("geutil")
-
-
-@contextmanager
-def undone_on_error(graph: Graph) -> Iterator[None]:
-    """Undo the edits of a block that raises; ops that it made count no more."""
-    count = state.count_ops(graph)
-    try:
-        with transaction(graph):
-            yield
-    except BaseException:
-        Liveness(graph).abandon(state.ops_since(graph, count))
-        raise
 
 
 def checked_delay(delay: Any, is_training: bool, step: Any = None) -> int:
@@ -324,12 +310,12 @@ class _Builder:
         ends, scopes = [], []
         for group in learnt:
             sources = [point.tensor for point in group.sources]
-            never_negative = tuple(map(range_variables.is_never_negative, sources))
+            never_negative = tuple(map(rv.is_never_negative, sources))
             scopes.append(self._unused(f"{group.points[-1].name}/over_replicas"))
             ends.append(
                 stencils.add(
                     ("ends", group.form, never_negative),
-                    _ends_of(group.form, never_negative),
+                    partial(_ends_of, group.form, never_negative),
                     scopes[-1],
                     sources,
                     self._devices[id(group.points[0])],
@@ -377,42 +363,52 @@ class _Builder:
         form = group.form
         scope = f"{name}/range"
         device = self._devices[id(group.points[0])]
+        add = self._stencils.add
         if not self._mode.is_training:
-            add = partial(self._stencils.add, "read", _read)
-            low, high = add(scope, handles, device)
+            low, high = add(
+                "read",
+                lambda low, high: [*rv.read((low, high))],
+                scope,
+                handles,
+                device,
+            )
             return (low, high), (low, high)
         if group.weights:
             first = group.points[0].tensor
-            low, high = self._stencils.add(
+            low, high = add(
                 ("last value", form, _shape(first, form)),
-                _last_value(form),
+                lambda low, high, x: [*rv.last_value([x], (low, high), form)],
                 scope,
                 [*handles, first],
                 device,
             )
             return (low, high), (low, high)
-        sources = [point.tensor for point in group.sources]
-        never_negative = tuple(map(range_variables.is_never_negative, sources))
+        variables = [*handles, self._variables.learnt(group.name)]
+        decay = group.decay
         if self._in_step:
-            ends = self._stencils.add(
-                ("moving average of ends", group.decay),
-                _moving_average_of_ends(group.decay),
+            ends = add(
+                ("moving average of ends", decay),
+                lambda low, high, learnt, *ends: _flat(
+                    rv.moving_average_of(ends, (low, high), learnt, decay)
+                ),
                 scope,
-                [
-                    *handles,
-                    self._variables.learnt(group.name),
-                    *self._merged[id(group)],
-                ],
+                [*variables, *self._merged[id(group)]],
                 device,
             )
-            return (ends[0], ends[1]), (ends[2], ends[3])
-        ends = self._stencils.add(
-            ("moving average", form, group.decay, never_negative),
-            _moving_average(form, group.decay, never_negative),
-            scope,
-            [*handles, self._variables.learnt(group.name), *sources],
-            device,
-        )
+        else:
+            sources = [point.tensor for point in group.sources]
+            never_negative = tuple(map(rv.is_never_negative, sources))
+            ends = add(
+                ("moving average", form, decay, never_negative),
+                lambda low, high, learnt, *xs: _flat(
+                    rv.moving_average(
+                        xs, (low, high), learnt, form, decay, never_negative
+                    )
+                ),
+                scope,
+                [*variables, *sources],
+                device,
+            )
         return (ends[0], ends[1]), (ends[2], ends[3])
 
     def _quantize(
@@ -428,75 +424,32 @@ class _Builder:
         arguments = [tensor, *(ends or ())]
         if self._steps is not None:
             arguments.append(self._steps)
-        (result,) = self._stencils.add(
-            kind,
-            _quantize(form, fixed, self._mode.delay if self._steps is not None else 0),
-            name,
-            arguments,
-            self._devices[id(point)],
-        )
+        delay = self._mode.delay if self._steps is not None else 0
+
+        def rounded(x: Tensor, *others: Tensor) -> list[Tensor]:
+            if fixed is None:
+                result = rv.fake_quant(x, (others[0], others[1]), form)
+            else:
+                result = rv.fixed_fake_quant(x, fixed, form)
+            return [rv.delayed(result, x, others[-1], delay) if delay else result]
+
+        device = self._devices[id(point)]
+        (result,) = self._stencils.add(kind, rounded, name, arguments, device)
         self._results.append((point, result))
+
+
+def _flat(pairs: tuple[Ends, Ends]) -> list[Tensor]:
+    early, late = pairs
+    return [*early, *late]
+
+
+def _ends_of(
+    form: Format, never_negative: tuple[bool, ...], *xs: Tensor
+) -> list[Tensor]:
+    return [*rv.ends_of(xs, form, never_negative)]
 
 
 def _shape(tensor: Tensor, form: Any) -> Any:
     """Return the shape that ops for channels of several axes or blocks depend on."""
     by_shape = len(form.axes) > 1 or form.block is not None
     return tuple(tensor.shape.as_list()) if by_shape else None
-
-
-def _read(low: Any, high: Any) -> list[Tensor]:
-    return [*range_variables.read((low, high))]
-
-
-def _last_value(form: Any) -> Callable[..., list[Tensor]]:
-    def function(low: Any, high: Any, x: Tensor) -> list[Tensor]:
-        return [*range_variables.last_value([x], (low, high), form)]
-
-    return function
-
-
-def _ends_of(
-    form: Any, never_negative: tuple[bool, ...]
-) -> Callable[..., list[Tensor]]:
-    def function(*xs: Tensor) -> list[Tensor]:
-        return [*range_variables.ends_of(xs, form, never_negative)]
-
-    return function
-
-
-def _moving_average_of_ends(decay: float) -> Callable[..., list[Tensor]]:
-    def function(low: Any, high: Any, learnt: Any, *ends: Tensor) -> list[Tensor]:
-        early, late = range_variables.moving_average_of(
-            (ends[0], ends[1]), (low, high), learnt, decay
-        )
-        return [*early, *late]
-
-    return function
-
-
-def _moving_average(
-    form: Any, decay: float, never_negative: tuple[bool, ...]
-) -> Callable[..., list[Tensor]]:
-    def function(low: Any, high: Any, learnt: Any, *xs: Tensor) -> list[Tensor]:
-        early, late = range_variables.moving_average(
-            xs, (low, high), learnt, form, decay, never_negative
-        )
-        return [*early, *late]
-
-    return function
-
-
-def _quantize(
-    form: Any, fixed: tuple[float, float] | None, delay: int
-) -> Callable[..., list[Tensor]]:
-    def function(x: Tensor, *others: Tensor) -> list[Tensor]:
-        ends = fixed or others[:2]
-        if fixed is None:
-            result = range_variables.fake_quant(x, (ends[0], ends[1]), form)
-        else:
-            result = range_variables.fixed_fake_quant(x, fixed, form)
-        if delay:
-            result = range_variables.delayed(result, x, others[-1], delay)
-        return [result]
-
-    return function

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
@@ -11,7 +12,7 @@ from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import types
 from geutil.graph.types import Graph, Tensor
 from geutil.quantize import range_variables
-from geutil.quantize.range_variables import NewRange, RangeVariables
+from geutil.quantize.range_variables import NewRange, Pair, RangeVariables
 from geutil.quantize.spec import Format, Range, check_bits, check_decay, checked_ends
 
 Variables = MutableMapping[str, Any] | None
@@ -77,13 +78,14 @@ def last_value_quantize(
     """
     form = _format(inputs, per_channel, num_bits, symmetric, narrow_range)
     initial = checked_ends(init_min, init_max)
-    with _Range(
-        inputs, name_prefix, form, initial, vars_collection, variables
-    ) as value_range:
+    with _range(inputs, name_prefix, form, initial, vars_collection, variables) as (
+        handles,
+        _,
+    ):
         if is_training:
-            ends = range_variables.last_value([inputs], value_range.handles, form)
+            ends = range_variables.last_value([inputs], handles, form)
         else:
-            ends = range_variables.read(value_range.handles)
+            ends = range_variables.read(handles)
         return range_variables.fake_quant(inputs, ends, form)
 
 
@@ -155,15 +157,15 @@ def moving_avg_quantize(
     check_decay(ema_decay)
     form = _format(inputs, per_channel, num_bits, symmetric, narrow_range)
     initial = checked_ends(init_min, init_max)
-    with _Range(
+    with _range(
         inputs, name_prefix, form, initial, vars_collection, variables, is_training
-    ) as value_range:
+    ) as (handles, learnt):
         if is_training:
             _, ends = range_variables.moving_average(
-                [inputs], value_range.handles, value_range.learnt, form, ema_decay
+                [inputs], handles, learnt, form, ema_decay
             )
         else:
-            ends = range_variables.read(value_range.handles)
+            ends = range_variables.read(handles)
         return range_variables.fake_quant(inputs, ends, form)
 
 
@@ -211,41 +213,33 @@ def fixed_quantize(
         return range_variables.fixed_fake_quant(inputs, ends, form)
 
 
-class _Range:
-    """The variables of a range; in a `with` block, new ops get its name scope."""
-
-    def __init__(
-        self,
-        inputs: Tensor,
-        prefix: str,
-        form: Format,
-        initial: tuple[float, float],
-        collection: str | None,
-        variables: Variables,
-        averages: bool = False,
-    ) -> None:
-        graph: Graph = inputs.graph
-        scope = types.scope_finalize(graph.get_name_scope())
-        name = types.absolute_unique_name(graph, f"{scope}{prefix}")
-        variable_by_name = {} if variables is None else variables
-        ranges = RangeVariables(graph, variable_by_name, collection)
-        shape = tuple(inputs.shape.as_list()[axis] for axis in form.axes)
-        ranges.check(name, shape)
-        device = str(inputs.op.device)
-        ranges.make([NewRange(name, shape, Range(*initial), averages, device)])
-        self.handles = ranges.handles(name)
-        self.learnt = ranges.learnt(name) if averages else None
-        variable_by_name.update(ranges.by_name)
-        # The variables have ops of this scope, too: one that ends in a slash is not
-        # made unique again.
-        self._scope = tf.name_scope(f"{name}/")
-
-    def __enter__(self) -> _Range:
-        self._scope.__enter__()
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self._scope.__exit__(*error)
+@contextmanager
+def _range(
+    inputs: Tensor,
+    prefix: str,
+    form: Format,
+    initial: tuple[float, float],
+    collection: str | None,
+    variables: Variables,
+    averages: bool = False,
+) -> Iterator[tuple[Pair, Any]]:
+    """Make the variables of a range; ops of the block get its name scope."""
+    # Yields the handles of its ends, and that of the count of a moving average.
+    graph: Graph = inputs.graph
+    scope = types.scope_finalize(graph.get_name_scope())
+    name = types.absolute_unique_name(graph, f"{scope}{prefix}")
+    variable_by_name = {} if variables is None else variables
+    ranges = RangeVariables(graph, variable_by_name, collection)
+    shape = tuple(inputs.shape.as_list()[axis] for axis in form.axes)
+    ranges.check(name, shape)
+    device = str(inputs.op.device)
+    ranges.make([NewRange(name, shape, Range(*initial), averages, device)])
+    handles, learnt = ranges.handles(name), ranges.learnt(name) if averages else None
+    variable_by_name.update(ranges.by_name)
+    # The variables have ops of this scope, too: one that ends in a slash is not made
+    # unique again.
+    with tf.name_scope(f"{name}/"):
+        yield handles, learnt
 
 
 def _format(

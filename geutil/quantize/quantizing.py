@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.errors import QuantizeError
 from geutil.graph import edits, replicas
 from geutil.graph.op_types import FUSED_NORMS
 from geutil.graph.types import (
@@ -19,7 +19,6 @@ from geutil.graph.types import (
     Tensor,
     is_graph,
     quoted,
-    type_name,
 )
 from geutil.quantize import insertion
 from geutil.quantize.calibration.calibrating import set_ranges_of_weights
@@ -37,6 +36,7 @@ from geutil.quantize.range_variables import RangeVariables, described
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.schemes import scheme_named
 from geutil.quantize.spec import Override, QuantizeChoices
+from geutil.rewrite.applying import undone_on_error
 from geutil.select import conversions, names
 from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.provenance import Origins
@@ -214,9 +214,11 @@ def quantize_by(
     described_ranges: dict[str, Hashable] = {}
     with ExitStack() as stack:
         for _, graph, _ in places:
-            stack.enter_context(insertion.undone_on_error(graph))
+            stack.enter_context(undone_on_error(graph))
         for (name, graph, _), plan, done in zip(places, plans, earlier, strict=True):
-            rewritten, stands_for = _lowered(graph, plan)
+            rewritten, stands_for = forms.lower(
+                graph, plan.prelus, plan.calls, plan.forms, plan.biases
+            )
             if rewritten:
                 # A result may be another tensor now.
                 results = {n: tensors for n, _, tensors in _places(graph_or_model)}
@@ -233,7 +235,7 @@ def quantize_by(
             report = _report(
                 plan, graph, name, choices, quantized_by_tensor, ranges.by_name, steps
             )
-            reports.append(replace(report, rewritten=rewritten))
+            reports.append(replace(report, rewritten=tuple(rewritten)))
             if not choices.weights_only and plan.groups:
                 in_float = [op for op in plan.in_float if op not in done]
                 leave_in_float(in_float, plan.kernels)
@@ -287,43 +289,17 @@ def _name_apart(
         earlier.update(ranges)
 
 
-def _lowered(
-    graph: Graph, plan: QuantizePlan
-) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
-    """Write ops of a plan in another form that has int8 kernels."""
-    # Returns what was done, in words; and by new ops those that they stand in for.
-    lines: list[str] = []
-    stands_for: dict[Operation, Operation] = {}
-    if plan.prelus:
-        lines += forms.lower_prelus(graph, plan.prelus)
-    for more, results in (
-        forms.lower_calls(graph, plan.calls),
-        forms.lower_forms(graph, plan.forms),
-        forms.lower_biases(graph, plan.biases),
-    ):
-        lines += more
-        stands_for |= results
-    return tuple(lines), stands_for
-
-
 def _places(graph_or_model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
     """Return the graphs of a model by signature, with their results."""
     if is_graph(graph_or_model):
         meant = replicas.outputs_meant(graph_or_model)
         results = list(meant) or edits.results_of(graph_or_model)
         return [("", graph_or_model, results)]
-    others = getattr(graph_or_model, "signatures", None)
-    own = getattr(graph_or_model, "signature", None)
-    if not isinstance(others, Mapping) or not isinstance(own, str):
-        raise ArgumentTypeError(
-            "quantization is simulated in a tf.Graph or a geutil.model.Model, not in "
-            f"a {type_name(graph_or_model)}; open it with geutil.model.open"
-        )
-    models = {own: graph_or_model, **{n: others[n] for n in others if n != own}}
-    return [
-        (name, model.graph, list(model.outputs.values()))
-        for name, model in models.items()
-    ]
+    refusal = (
+        "quantization is simulated in a tf.Graph or a geutil.model.Model, not in a"
+    )
+    models = conversions.signatures_of(graph_or_model, refusal)
+    return [(n, m.graph, list(m.outputs.values())) for n, m in models.items()]
 
 
 def _planned(

@@ -20,6 +20,7 @@ from geutil.quantize.planning.network import Edge, quantized_value
 from geutil.quantize.range_variables import RangeVariables
 from geutil.quantize.report import Skipped
 from geutil.quantize.spec import Format, check_bits, check_decay, checked_ends
+from geutil.rewrite.applying import undone_on_error
 from geutil.transform.step_counter import counter_of
 
 _logger = logging.getLogger("geutil")
@@ -154,7 +155,7 @@ def insert_quant_op(
     )
     if not readers_in_scope:
         return InsertReport(None, skipped=skipped)
-    with insertion.undone_on_error(graph):
+    with undone_on_error(graph):
         group.name = types.unused_name(
             graph, f"{types.scope_finalize(context or '')}{name}"
         )

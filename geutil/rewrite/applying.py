@@ -303,16 +303,15 @@ def _join(sets: Iterable[TypeSet]) -> TypeSet:
 
 
 @contextmanager
-def undone_on_error(graph: Graph, liveness: Liveness) -> Iterator[None]:
+def undone_on_error(graph: Graph, liveness: Liveness | None = None) -> Iterator[None]:
     """Put back all edges when the block raises; the ops that it made count no more."""
     count = state.count_ops(graph)
     try:
-        # Neutral from here on, so that each replacement has little to set aside.
-        with edits.transaction(graph), creation.neutral(graph):
+        with edits.transaction(graph):
             yield
     except BaseException:
-        # The edges are back; what was built for them leads nowhere.
-        liveness.abandon(state.ops_since(graph, count))
+        # The edges are back; the ops that were built for them lead nowhere.
+        (liveness or Liveness(graph)).abandon(state.ops_since(graph, count))
         raise
 
 
@@ -354,7 +353,8 @@ def replace_each(
     territory = Territory(graph, liveness, keep=keep)
     worklist = Worklist((), liveness)
     replaced: MutableIdentityMap[Tensor] = MutableIdentityMap()
-    with undone_on_error(graph, liveness):
+    # Neutral from here on, so that each replacement has little to set aside.
+    with undone_on_error(graph, liveness), creation.neutral(graph):
         worklist.fill(adjacency.topological_sort(graph.get_operations()))
         for op in worklist:
             if op not in left or liveness.is_retired(op):

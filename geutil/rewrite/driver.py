@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
-from geutil.graph import types
+from geutil.graph import creation, types
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.invariants import verify
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
@@ -216,7 +216,7 @@ def rewrite(
     liveness = Liveness(graph)
     territory = Territory(graph, liveness, within, protected)
     driver = _Driver(graph, listed, territory, limit, debug)
-    with applying.undone_on_error(graph, liveness):
+    with applying.undone_on_error(graph, liveness), creation.neutral(graph):
         driver.run(topological_sort(roots))
     return driver.report()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -94,68 +93,49 @@ def choose_bits(
         (384, 512, [4, 8])
         >>> report = quantize(m, is_training=False, overrides=plan.overrides)
     """
-    budget = _Budget.checked(size, noise, accuracy)
+    _check_budget(size, noise, accuracy)
     chosen_bits = checked_bits(bits, scheme)
     if type(batches) is not int or batches < 1:
         raise QuantizeError(
             f"batches={batches!r} is no number of batches: pass 1 or more"
         )
     search = BitSearch(FloatNetwork(model, data, scheme, method), chosen_bits, batches)
-    if budget.noise is not None:
-        chosen = search.within_noise(budget.noise)
-    elif budget.accuracy is not None:
-        chosen = search.within_accuracy(*budget.accuracy)
+    if noise is not None:
+        chosen, budget = search.within_noise(noise), f"{noise:g} dB of signal to noise"
+    elif accuracy is not None:
+        chosen = search.within_accuracy(*accuracy)
+        budget = f"a metric at most {accuracy[1]:g} below that in float"
+    elif _is_share(size):
+        # Floats of numpy, too.
+        share = float(size or 0.0)
+        chosen = search.within_size(int(share * search.int8_size))
+        budget = f"{share:.1%} of the weights' bytes in 8 bits"
     else:
-        chosen = search.within_size(budget.bytes_of(search.int8_size))
-    return search.plan(chosen, str(budget), budget.accuracy)
+        chosen, budget = (
+            search.within_size(int(size or 0)),
+            f"{size:,} bytes of weights",
+        )
+    return search.plan(chosen, budget, accuracy)
 
 
-@dataclass(frozen=True)
-class _Budget:
-    """The budget; one of its parts is set."""
-
-    size: int | float | None
-    noise: float | None
-    accuracy: tuple[Metric, float] | None
-
-    @classmethod
-    def checked(cls, size: Any, noise: Any, accuracy: Any) -> _Budget:
-        """Return the checked budget."""
-        if sum(given is not None for given in (size, noise, accuracy)) != 1:
-            raise QuantizeError(
-                "bits are chosen under one budget; pass one of size=, noise= and "
-                "accuracy="
+def _check_budget(size: Any, noise: Any, accuracy: Any) -> None:
+    """Raise unless one budget is given, one that something could meet."""
+    if sum(given is not None for given in (size, noise, accuracy)) != 1:
+        raise QuantizeError(
+            "bits are chosen under one budget; pass one of size=, noise= and accuracy="
+        )
+    for name, value in (("size", size), ("noise", noise)):
+        if value is not None and not _is_number(value):
+            raise ArgumentTypeError(
+                f"{name} is a number, not {type_name(value)}; see choose_bits"
             )
-        for name, value in (("size", size), ("noise", noise)):
-            if value is not None and not _is_number(value):
-                raise ArgumentTypeError(
-                    f"{name} is a number, not {type_name(value)}; see choose_bits"
-                )
-        if size is not None and (size <= 0 or (_is_share(size) and size > 1)):
-            raise QuantizeError(
-                f"size={size} is no budget: pass whole bytes, or a share of what 8 "
-                "bits take as a float from 0 to 1"
-            )
-        if accuracy is not None:
-            _check_accuracy(accuracy)
-        if size is not None:
-            # Those of numpy, too.
-            size = float(size) if _is_share(size) else int(size)
-        return cls(size, noise, accuracy)
-
-    def bytes_of(self, int8_size: int) -> int:
-        """Return the most bytes, given those of all weights in 8 bits."""
-        size = self.size or 0
-        return int(size * int8_size) if isinstance(size, float) else int(size)
-
-    def __str__(self) -> str:
-        if self.noise is not None:
-            return f"{self.noise:g} dB of signal to noise"
-        if self.accuracy is not None:
-            return f"a metric at most {self.accuracy[1]:g} below that in float"
-        if isinstance(self.size, float):
-            return f"{self.size:.1%} of the weights' bytes in 8 bits"
-        return f"{self.size:,} bytes of weights"
+    if size is not None and (size <= 0 or (_is_share(size) and size > 1)):
+        raise QuantizeError(
+            f"size={size} is no budget: pass whole bytes, or a share of what 8 "
+            "bits take as a float from 0 to 1"
+        )
+    if accuracy is not None:
+        _check_accuracy(accuracy)
 
 
 def _is_share(size: Any) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -196,62 +196,45 @@ class Settings:
             raise QuantizeError(f"bins={self.bins}; pass 256 or more")
 
 
-class Observer(Protocol):
-    """The memory of a method."""
-
-    def add(self, seen: Mapping[str, Array]) -> None:
-        """Take in the measurements of a batch."""
-
-    def ends(self, bits: int) -> Range:
-        """Return the range."""
-
-
-class MinMax:
-    """The smallest and the largest value of all batches."""
+class Observer:
+    """The memory of a method: the smallest and the largest value of all batches."""
 
     def __init__(self, settings: Settings) -> None:
-        del settings
-        self._low, self._high = 0.0, 0.0
+        self._settings = settings
+        self._ends: tuple[float, float] | None = None
 
     def add(self, seen: Mapping[str, Array]) -> None:
         """Take in the measurements of a batch."""
-        self._low = min(self._low, float(seen["low"]))
-        self._high = max(self._high, float(seen["high"]))
+        low, high = self._ends or (0.0, 0.0)
+        self._ends = min(low, float(seen["low"])), max(high, float(seen["high"]))
 
     def ends(self, bits: int) -> Range:
         """Return the range."""
         del bits
-        return Range(self._low, self._high)
+        return Range(*(self._ends or (0.0, 0.0)))
 
 
-class MovingAverage:
+class MovingAverage(Observer):
     """Moving averages of the ends of batches; the first batch is the start."""
-
-    def __init__(self, settings: Settings) -> None:
-        self._decay = settings.decay
-        self._average: tuple[float, float] | None = None
 
     def add(self, seen: Mapping[str, Array]) -> None:
         """Take in the measurements of a batch."""
         batch = float(seen["low"]), float(seen["high"])
-        before = self._average or batch
-        self._average = (
-            self._decay * before[0] + (1 - self._decay) * batch[0],
-            self._decay * before[1] + (1 - self._decay) * batch[1],
+        low, high = self._ends or batch
+        stays = self._settings.decay
+        self._ends = (
+            stays * low + (1 - stays) * batch[0],
+            stays * high + (1 - stays) * batch[1],
         )
 
-    def ends(self, bits: int) -> Range:
-        """Return the range."""
-        del bits
-        return Range(*(self._average or (0.0, 0.0)))
 
-
-class Counted:
+class Counted(Observer):
     """A histogram of all batches, and the range that a method chooses by it."""
 
     def __init__(
         self, settings: Settings, choose: Callable[[Histogram, int], Range]
     ) -> None:
+        super().__init__(settings)
         self._histogram = Histogram(settings.bins)
         self._choose = choose
 
@@ -274,7 +257,7 @@ class Counted:
 
 METHODS: dict[str, Callable[[Settings], Observer]] = {
     "moving_average": MovingAverage,
-    "min_max": MinMax,
+    "min_max": Observer,
     "percentile": lambda s: Counted(
         s, lambda histogram, _: percentile_range(histogram, s.percentile)
     ),

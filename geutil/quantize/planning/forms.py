@@ -10,7 +10,13 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph import replicas, types
-from geutil.graph.edits import InputEdit, apply_edits, results_of, set_results
+from geutil.graph.edits import (
+    InputEdit,
+    apply_edits,
+    reader_edits,
+    results_of,
+    set_results,
+)
 from geutil.graph.image_layouts import inlined
 from geutil.graph.op_types import FUSED_NORMS, types_in
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
@@ -44,8 +50,9 @@ def converted_form(op: Operation) -> Form | None:
     return None if form is None else form(op)
 
 
-def _negation(op: Operation) -> Form:
-    return Form("computes x * -1", "product", "negation", _negative, op.inputs)
+def _plain(words: str, scope: str, function: Function) -> Callable[[Operation], Form]:
+    """Return the maker of a form that depends on nothing but the inputs of an op."""
+    return lambda op: Form(words, scope, words, function, op.inputs)
 
 
 def _negative(x: tf.Tensor) -> list[tf.Tensor]:
@@ -96,40 +103,28 @@ def _division(op: Operation) -> Form | None:
     """The int8 kernel for divisions takes no divisor that is stored as 0."""
     *dividend, root = op.inputs
     if root.op.type == "Sqrt":
-        function = _product_with_root if dividend else _inverse_root
+
+        def by_root(*xs: tf.Tensor) -> list[tf.Tensor]:
+            inverse = tf.math.rsqrt(xs[-1], name="rsqrt")
+            return [tf.multiply(xs[0], inverse, name="product") if xs[1:] else inverse]
+
         inputs = [*dividend, root.op.inputs[0]]
-        return Form(
-            "computes by rsqrt", "by_root", ("root", len(dividend)), function, inputs
-        )
+        key = ("root", len(dividend))
+        return Form("computes by rsqrt", "by_root", key, by_root, inputs)
     if op.type in DIVISIONS:
         return None
     divisor = tf.get_static_value(root)
     if op.type != "Div" and (divisor is None or not np.all(divisor)):
         return None
-    return Form("computes x / y", "quotient", "quotient", _quotient, op.inputs)
+    form = _plain(
+        "computes x / y", "quotient", lambda x, y: [tf.divide(x, y, name="quotient")]
+    )
+    return form(op)
 
 
-def _inverse_root(y: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.math.rsqrt(y, name="rsqrt")]
-
-
-def _product_with_root(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.multiply(x, tf.math.rsqrt(y, name="rsqrt"), name="product")]
-
-
-def _quotient(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.divide(x, y, name="quotient")]
-
-
-def _squared_difference(op: Operation) -> Form:
-    """Of more than four axes the converter takes it apart, with no FakeQuant inside."""
-
-    def squared(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-        difference = tf.subtract(x, y, name="difference")
-        return [tf.multiply(difference, difference, name="square")]
-
-    words = "computes (x - y) * (x - y)"
-    return Form(words, "product", "square of difference", squared, op.inputs)
+def _squared(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
+    difference = tf.subtract(x, y, name="difference")
+    return [tf.multiply(difference, difference, name="square")]
 
 
 def _squared_twice(x: tf.Tensor) -> tf.Tensor:
@@ -181,52 +176,11 @@ def _sum(op: Operation) -> Form | None:
     return Form(words, "sum", ("sum", len(inputs)), added, inputs)
 
 
-def _product(op: Operation) -> Form:
-    return Form("computes x * y", "product", "product", _times, op.inputs)
-
-
-def _times(x: tf.Tensor, y: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.multiply(x, y, name="product")]
-
-
-def _log1p(op: Operation) -> Form:
-    return Form("computes log(x + 1)", "log", "log1p", _log_of_next, op.inputs)
-
-
-def _log_of_next(x: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.math.log(x + 1.0, name="log")]
-
-
-def _expm1(op: Operation) -> Form:
-    return Form("computes exp(x) - 1", "exp", "expm1", _exp_less_one, op.inputs)
-
-
-def _exp_less_one(x: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.subtract(tf.exp(x), 1.0, name="less_one")]
-
-
-def _selu(op: Operation) -> Form:
-    words = "computes scale * (relu(x) + alpha * (exp(min(x, 0)) - 1))"
-    return Form(words, "selu", "selu", _scaled_elu, op.inputs)
-
-
 def _scaled_elu(x: tf.Tensor) -> list[tf.Tensor]:
     # Klambauer et al., Self-Normalizing Neural Networks, 2017, section 2.
     alpha, scale = 1.6732632423543772, 1.0507009873554805
     falling = (tf.exp(tf.minimum(x, 0.0)) - 1.0) * (scale * alpha)
     return [tf.add(tf.nn.relu(x) * scale, falling, name="selu")]
-
-
-def _bias(op: Operation) -> Form:
-    return Form("computes x + b", "sum", "bias", _biased, op.inputs)
-
-
-def _biased(x: tf.Tensor, bias: tf.Tensor) -> list[tf.Tensor]:
-    return [tf.nn.bias_add(x, bias, name="sum")]
-
-
-def _clip(op: Operation) -> Form:
-    return Form("computes max(min(x, b), a)", "clip", "clip", _clipped, op.inputs)
 
 
 def _clipped(x: tf.Tensor, low: tf.Tensor, high: tf.Tensor) -> list[tf.Tensor]:
@@ -284,19 +238,32 @@ _INT8: dict[str, Callable[[Operation], Form | None]] = {
     **dict.fromkeys(("Pow", "Square"), _power),
     **dict.fromkeys(("Cast", "OneHot"), _one_hot),
     "AddN": _sum,
-    "BiasAddV1": _bias,
-    "Expm1": _expm1,
-    "Log1p": _log1p,
-    "MulNoNan": _product,
-    "Neg": _negation,
-    "Selu": _selu,
-    "SquaredDifference": _squared_difference,
+    "BiasAddV1": _plain(
+        "computes x + b", "sum", lambda x, bias: [tf.nn.bias_add(x, bias, name="sum")]
+    ),
+    "Expm1": _plain(
+        "computes exp(x) - 1",
+        "exp",
+        lambda x: [tf.subtract(tf.exp(x), 1.0, name="less_one")],
+    ),
+    "Log1p": _plain(
+        "computes log(x + 1)", "log", lambda x: [tf.math.log(x + 1.0, name="log")]
+    ),
+    "MulNoNan": _plain(
+        "computes x * y", "product", lambda x, y: [tf.multiply(x, y, name="product")]
+    ),
+    "Neg": _plain("computes x * -1", "product", _negative),
+    "Selu": _plain(
+        "computes scale * (relu(x) + alpha * (exp(min(x, 0)) - 1))", "selu", _scaled_elu
+    ),
+    # Of more than four axes the converter takes it apart, with no FakeQuant inside.
+    "SquaredDifference": _plain("computes (x - y) * (x - y)", "product", _squared),
 }
 """Forms of ops that TFLite computes in float, or does not compute as they are."""
 
 _UNCONVERTED: dict[str, Callable[[Operation], Form | None]] = {
     "AccumulateNV2": _sum,
-    "ClipByValue": _clip,
+    "ClipByValue": _plain("computes max(min(x, b), a)", "clip", _clipped),
     "EuclideanNorm": _norm,
     "Roll": _roll,
 }
@@ -331,10 +298,34 @@ def is_refused(op: Operation) -> bool:
     return op.type in REFUSED or converted_form(op) is not None
 
 
-def lower_prelus(graph: Graph, prelus: Sequence[Prelu]) -> tuple[str, ...]:
+Lowered = tuple[list[str], dict[Operation, Operation]]
+"""The rewrites in words; and by new ops those that they stand in for."""
+
+
+def lower(
+    graph: Graph,
+    prelus: Sequence[Prelu],
+    calls: Sequence[Operation],
+    forms: Mapping[Operation, Form],
+    biases: Sequence[Operation],
+) -> Lowered:
+    """Write ops of a plan in another form that has int8 kernels."""
+    lines, stands_for = _lower_prelus(graph, prelus), dict[Operation, Operation]()
+    for more, results in (
+        _lower_calls(graph, calls),
+        _lower_forms(graph, forms),
+        _lower_biases(graph, biases),
+    ):
+        lines += more
+        stands_for |= results
+    return lines, stands_for
+
+
+def _lower_prelus(graph: Graph, prelus: Sequence[Prelu]) -> list[str]:
     """Let PReLUs compute `relu(x) + alpha * min(x, 0)`, which is the same."""
     # Keras writes `relu(x) + -alpha * relu(-x)`, and TFLite negates in float only.
-    # Returns for each what was done, in words.
+    if not prelus:
+        return []
     stencils = Stencils(graph)
     base_names = [f"{prelu.product.name}/negative" for prelu in prelus]
     names = types.absolute_unique_names(graph, base_names)
@@ -354,31 +345,21 @@ def lower_prelus(graph: Graph, prelus: Sequence[Prelu]) -> tuple[str, ...]:
     replaced: list[Operation] = [t.op for p in prelus for t in p.product.inputs]
     apply_edits(graph, edits)
     Liveness(graph).retire(replaced, lambda op: False)
-    return tuple(
-        f"'{prelu.end.name}', a PReLU, computes relu(x) + alpha * min(x, 0)"
-        for prelu in prelus
-    )
+    words = "a PReLU, computes relu(x) + alpha * min(x, 0)"
+    return [f"'{prelu.end.name}', {words}" for prelu in prelus]
 
 
-def lower_forms(
-    graph: Graph, forms: Mapping[Operation, Form]
-) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
+def _lower_forms(graph: Graph, forms: Mapping[Operation, Form]) -> Lowered:
     """Replace ops that TFLite has no kernel for by their forms."""
-    # Returns for each what was done, in words; and by the new results what they stand
-    # in for.
     results = _replace(graph, list(forms.items()))
-    lines = (f"'{op.name}' ({op.type}) {form.words}" for op, form in forms.items())
-    return tuple(lines), results
+    lines = [f"'{op.name}' ({op.type}) {form.words}" for op, form in forms.items()]
+    return lines, results
 
 
-def lower_calls(
-    graph: Graph, ops: Sequence[Operation]
-) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
+def _lower_calls(graph: Graph, ops: Sequence[Operation]) -> Lowered:
     """Let convolutions stand in the place of calls that are nothing else."""
-    # Returns for each what was done, in words; and by the new results what they stand
-    # in for.
     if not ops:
-        return (), {}
+        return [], {}
     # Results of a function survive replacements; here they are replaced, too.
     results = results_of(graph)
     set_results(graph, [])
@@ -386,39 +367,30 @@ def lower_calls(
     outputs = replicas.outputs_meant(graph)
     outputs[:] = map(done.current, outputs)
     set_results(graph, list(map(done.current, results)))
-    lines = (f"'{op.name}' ({op.type}) is the convolution that it calls" for op in ops)
-    return tuple(lines), {done.current(op.outputs[0]).op: op for op in ops}
+    lines = [f"'{op.name}' ({op.type}) is the convolution that it calls" for op in ops]
+    return lines, {done.current(op.outputs[0]).op: op for op in ops}
 
 
-def lower_biases(
-    graph: Graph, ops: Sequence[Operation]
-) -> tuple[tuple[str, ...], dict[Operation, Operation]]:
+def _lower_biases(graph: Graph, ops: Sequence[Operation]) -> Lowered:
     """Let layers add their biases before a Reshape, which is the same."""
     # A layer's kernel adds a bias before it rounds; behind a Reshape that parts the
     # channels another kernel adds it, and both round.
-    # Returns for each what was done, in words; and by the new sums and what is made of
-    # them what they stand in for.
-    lowerings, lines = [], []
+    forms: dict[Operation, Form] = {}
     for op in ops:
         parted = parted_bias(op)
         if parted is not None:
-            dtypes = tuple(t.dtype.name for t in parted)
             words = f"is added by '{parted.data.op.name}', before a Reshape"
-            key = ("bias", *dtypes)
-            lowerings.append(
-                (op, Form(words, "early", key, _biased_early, list(parted)))
-            )
-            lines.append(f"'{op.name}' ({op.type}) {words}")
-    by_result = _replace(graph, lowerings)
+            key = ("bias", *(t.dtype.name for t in parted))
+            forms[op] = Form(words, "early", key, _biased_early, list(parted))
+    lines, by_result = _lower_forms(graph, forms)
     by_sum = {new.inputs[0].op: old for new, old in by_result.items()}
-    return tuple(lines), by_result | by_sum
+    return lines, by_result | by_sum
 
 
 def _replace(
     graph: Graph, lowerings: Sequence[tuple[Operation, Form]]
 ) -> dict[Operation, Operation]:
-    """Let others be read in the place of ops."""
-    # Returns by the ops of the new results those that they stand in for.
+    """Let forms be read in the place of ops; return the ops by their stand-ins."""
     if not lowerings:
         return {}
     stencils = Stencils(graph)
@@ -433,13 +405,7 @@ def _replace(
         (op.outputs[0], tensor_of[result])
         for (op, _), (result,) in zip(lowerings, results, strict=True)
     )
-    edits = [
-        InputEdit(reader, slot, new)
-        for old, new in by_tensor.items()
-        for reader in dict.fromkeys(old.consumers())
-        for slot, t in enumerate(reader.inputs)
-        if t is old
-    ]
+    edits = [edit for pair in by_tensor.items() for edit in reader_edits(*pair)]
     apply_edits(graph, edits)
     set_results(graph, [by_tensor.get(t, t) for t in results_of(graph)])
     outputs = replicas.outputs_meant(graph)

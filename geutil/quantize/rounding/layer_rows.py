@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from geutil.quantize.planning.int8_kernels import PRODUCTS
 from geutil.select.networks.layers import Layer, data_format
 
 Array = np.ndarray[Any, Any]
@@ -43,7 +44,8 @@ class RowsOfLayer:
 
     def rows(self, data: Any) -> Any:
         """Return the rows of a batch of data: a tensor [groups, rows, inputs]."""
-        return _ROWS[self.layer.op.type](self, data)
+        _, rows = _KINDS[self.layer.op.type]
+        return rows(self, data)
 
 
 def rows_of(layer: Layer) -> RowsOfLayer | str:
@@ -51,10 +53,10 @@ def rows_of(layer: Layer) -> RowsOfLayer | str:
     shape = layer.kernel.shape
     if not shape.is_fully_defined():
         return "has weights of unknown shape"
-    read = _SPLITS.get(layer.op.type)
-    if read is None:
+    kind = _KINDS.get(layer.op.type)
+    if kind is None:
         return f"({layer.op.type}) is no product of rows with a matrix"
-    split = read(layer, tuple(shape.as_list()))
+    split = kind[0](layer, tuple(shape.as_list()))
     if isinstance(split, str):
         return split
     parts, order, counts = split
@@ -130,17 +132,6 @@ def _labels(layer: Layer) -> tuple[str, str, str]:
     return labels[layer.data], labels[layer.weights], result
 
 
-_SPLITS = {
-    "Conv2D": _split_convolution,
-    "DepthwiseConv2dNative": _split_depthwise,
-    "MatMul": _split_product,
-    "BatchMatMul": _split_product,
-    "BatchMatMulV2": _split_product,
-    "BatchMatMulV3": _split_product,
-    "Einsum": _split_einsum,
-}
-
-
 def _windows(rows: RowsOfLayer, data: Any) -> Any:
     """Return the windows of images: [images, height, width, window, channels]."""
     op = rows.layer.op
@@ -177,16 +168,13 @@ def _channels_last(values: Sequence[Any]) -> list[Any]:
     return [first, *others, channels]
 
 
-def _in_groups(windows: Any, rows: RowsOfLayer) -> Any:
+def _convolution_rows(rows: RowsOfLayer, data: Any) -> Any:
     """Return windows [rows, window, channels] by groups of channels."""
+    windows = _windows(rows, data)
     groups, inputs, _ = rows.sizes
     count, window = tf.shape(windows)[0], windows.shape[1]
     parts = tf.reshape(windows, [count, window, groups, inputs // window])
     return tf.reshape(tf.transpose(parts, [2, 0, 1, 3]), [groups, count, inputs])
-
-
-def _convolution_rows(rows: RowsOfLayer, data: Any) -> Any:
-    return _in_groups(_windows(rows, data), rows)
 
 
 def _product_rows(rows: RowsOfLayer, data: Any) -> Any:
@@ -202,12 +190,9 @@ def _einsum_rows(rows: RowsOfLayer, data: Any) -> Any:
     return tf.reshape(moved, [1, -1, rows.sizes[1]])
 
 
-_ROWS = {
-    "Conv2D": _convolution_rows,
-    "DepthwiseConv2dNative": _convolution_rows,
-    "MatMul": _product_rows,
-    "BatchMatMul": _product_rows,
-    "BatchMatMulV2": _product_rows,
-    "BatchMatMulV3": _product_rows,
-    "Einsum": _einsum_rows,
-}
+_KINDS = {
+    "Conv2D": (_split_convolution, _convolution_rows),
+    "DepthwiseConv2dNative": (_split_depthwise, _convolution_rows),
+    "Einsum": (_split_einsum, _einsum_rows),
+} | dict.fromkeys(PRODUCTS - {"Einsum"}, (_split_product, _product_rows))
+"""By types of layers the functions that split weights, and that take rows of data."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,13 +23,13 @@ from geutil.errors import QuantizeError
 from geutil.graph.types import Operation
 from geutil.quantize.blocks import with_stored_steps
 from geutil.quantize.calibration.ranges import RangeSite, frozen, variable_values
-from geutil.quantize.insertion import undone_on_error
 from geutil.quantize.planning.network import Edge, Network
 from geutil.quantize.rounding import solvers
 from geutil.quantize.rounding.corrections import Correction, corrected
 from geutil.quantize.rounding.stages import Data, Stages
 from geutil.quantize.rounding.targets import NotRounded, Target, find_targets
 from geutil.quantize.spec import Range
+from geutil.rewrite.applying import undone_on_error
 
 Array = np.ndarray[Any, Any]
 
@@ -376,17 +377,8 @@ def _noise(
     return noise / variance if variance else noise
 
 
-def _adaround(hessian: Array, weights: Array, grid: solvers.Grid) -> Array:
-    return solvers.adaround(hessian, weights, grid, _STEPS)
-
-
-def _nearest(hessian: Array, weights: Array, grid: solvers.Grid) -> Array:
-    del hessian
-    return grid.nearest(weights)
-
-
 _ROUND: dict[str, Callable[[Array, Array, solvers.Grid], Array]] = {
-    "nearest": _nearest,
+    "nearest": lambda hessian, weights, grid: grid.nearest(weights),
     "gptq": solvers.gptq,
-    "adaround": _adaround,
+    "adaround": partial(solvers.adaround, steps=_STEPS),
 }
