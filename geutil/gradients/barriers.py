@@ -355,13 +355,13 @@ def _delayed(segment: Segment) -> IdentitySet:
     delayed = IdentitySet(t for t in kept_tensors if not is_parameter(t.op))
     for op in segment.ops:
         if all(t in kept_tensors and t not in delayed for t in op.inputs):
-            numbers = [t for t in op.inputs if not _is_constant_integer(t)]
+            numbers = [
+                t
+                for t in op.inputs
+                if not (t.dtype.is_integer and source_of(t.op).type == "Const")
+            ]
             delayed.add([*numbers, op.inputs[PLACES_TO_WAIT.get(op.type, 0)]][0])
     return delayed
-
-
-def _is_constant_integer(tensor: Tensor) -> bool:
-    return tensor.dtype.is_integer and source_of(tensor.op).type == "Const"
 
 
 class DataDelays:

@@ -29,7 +29,7 @@ from geutil.graph.types import (
     type_name,
 )
 from geutil.memory import sizes
-from geutil.memory.kernels import device_of
+from geutil.memory.read import device_of
 
 MIN_CHECKPOINT_SIZE = 1024
 """The default of `min_checkpoint_size`, in elements."""

@@ -49,8 +49,8 @@ from geutil.graph import (
     v1_control_flow,
 )
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
-from geutil.memory.kernels import device_of
 from geutil.memory.kernels.cpu import aliases
+from geutil.memory.read import device_of
 from geutil.select.walks import get_backward_walk_ops
 
 _XLA_WIDENS = (

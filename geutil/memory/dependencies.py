@@ -38,10 +38,6 @@ _AHEAD = 50
 """This part of the peak may be made of small tensors ahead of the plan, and as much
 again of tiny ones. Without a bound Adam's updates of EfficientNetB0 held 1.31 times the
 reported peak under the worst schedule (commit 3fc39671)."""
-_TINY = 16
-"""Tensors of less than this part of a small one are tiny."""
-_FURTHEST = 128
-"""So many places before the others of an order a node may run at most."""
 
 CanWait = Callable[[int], bool]
 MayAwait = Callable[[int, int], bool]
@@ -293,7 +289,7 @@ def _hasty(
             number += 1
             since[i] = number
         elif amount and since[i] < number and place >= begin:
-            bytes_ahead = ahead[most * _TINY < bound][since[i] : number]
+            bytes_ahead = ahead[most * 16 < bound][since[i] : number]
             over = int(bytes_ahead.max()) + amount > budget
             if over and program.nodes[i].queue is not None and can_wait(i):
                 hasty_nodes.add(i)
@@ -326,7 +322,7 @@ def _earliest_places(
             made_bytes += sum(edges.made[i])
         while room and made_bytes - room[0][0] > limit:
             begin = max(begin, heapq.heappop(room)[1] + 1)
-        begin = max(begin, place - _FURTHEST)
+        begin = max(begin, place - 128)
         earliest_places.append(min(begin, place))
         buffers.end(i)
     return earliest_places

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from geutil.errors import PredictionError
+from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import (
     adjacency,
     fetched_subgraph,
@@ -18,9 +19,11 @@ from geutil.graph import (
     shape_inference,
     types,
 )
-from geutil.graph.placement import planned_for
+from geutil.graph.fetched_subgraph import uses_onednn
+from geutil.graph.placement import has_kernels, kind_of, planned_for
 from geutil.graph.types import GivenShapes, Graph, IdentitySet, Operation, Tensor
 from geutil.graph.walks import tensor_name
+from geutil.memory.allocator import Allocator
 from geutil.memory.function_memory import (
     NOTHING,
     Called,
@@ -28,13 +31,47 @@ from geutil.memory.function_memory import (
     ListSizes,
     SizeOf,
 )
-from geutil.memory.kernels import cpu, device_of, gpu, packing
-from geutil.memory.kernels.cpu import CHEAP, ONLY_ON_GPUS, DimsOf, Pairs
+from geutil.memory.kernels import cpu, gpu, packing
+from geutil.memory.kernels.cpu import CHEAP, ONLY_ON_GPUS, DimsOf
 from geutil.memory.program import Device, Node, Program
 from geutil.memory.sizes import bytes_of_shape
 
 _SHOWN = 6
 """How many tensors a message names."""
+
+
+_GROWS = "TF_FORCE_GPU_ALLOW_GROWTH"
+_GPU_ALLOCATOR = "TF_GPU_ALLOCATOR"
+_CPU_TAKES_CHUNKS = "TF_CPU_ALLOCATOR_USE_BFC"
+
+
+def device_of(name: str | None = None, onednn: bool | None = None) -> Device:
+    """Return a device such as "GPU:0", which need not be there."""
+    kind = kind_of(name)
+    if kind not in ("CPU", "GPU") or not has_kernels(kind):
+        raise ArgumentTypeError(
+            f"'{name}' is no device that this TensorFlow has kernels for; pass "
+            f"'CPU:0'{' or ' + repr('GPU:0') if has_kernels('GPU') else ''}"
+        )
+    if kind == "CPU":
+        onednn = uses_onednn() if onednn is None else onednn
+        takes_chunks = os.environ.get(_CPU_TAKES_CHUNKS, "").lower() in ("1", "true")
+        return Device(kind, onednn, Allocator(grows=True) if takes_chunks else None)
+    return Device(kind, False, _allocator_of_gpu())
+
+
+def _allocator_of_gpu() -> Allocator | None:
+    # It takes each request from the driver.
+    if os.environ.get(_GPU_ALLOCATOR) == "cuda_malloc_async":
+        return None
+    said = os.environ.get(_GROWS)
+    # TensorFlow takes no other spelling.
+    if said in ("true", "false"):
+        return Allocator(grows=said == "true")
+    gpus = tf.config.get_visible_devices("GPU")
+    return Allocator(
+        grows=any(tf.config.experimental.get_memory_growth(gpu) for gpu in gpus)
+    )
 
 
 class Shapes:
@@ -273,7 +310,8 @@ class _OpReader:
         controls = self._edges.control_inputs(op)
         called = self._calls.get(op, NOTHING)
         temporary, packed = self._scratch(op)
-        aliases = aliases_of(op, called) if inputs else ()
+        taken_over = called.results.aliases or called.forwarded
+        aliases = (taken_over or cpu.aliases(op)) if inputs else ()
         if self._is_gpu:
             aliases = gpu.without_copies(op, aliases)
         return Node(
@@ -361,11 +399,6 @@ def equal_constants(
 def constant_bytes(ops: Iterable[Operation], size_of: SizeOf) -> int:
     """Return the bytes of the constants among some ops."""
     return sum(size_of(op.outputs[0]) for op in ops if op.type == "Const")
-
-
-def aliases_of(op: Operation, called: Called) -> Pairs:
-    """Return which outputs of an op are the buffer of which input."""
-    return called.results.aliases or called.forwarded or cpu.aliases(op)
 
 
 def variable_bytes(op: Operation) -> int:

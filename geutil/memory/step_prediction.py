@@ -21,9 +21,8 @@ from geutil.graph.protos import all_nodes
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.executor import simulate, typical
 from geutil.memory.function_memory import uncounted_loops
-from geutil.memory.kernels import device_of
 from geutil.memory.program import Program
-from geutil.memory.read import Shapes, calls_in, equal_constants, read_ops
+from geutil.memory.read import Shapes, calls_in, device_of, equal_constants, read_ops
 from geutil.memory.sizes import tensor_bytes
 from geutil.memory.timeline import Timeline
 from geutil.memory.times import Times, op_times

@@ -101,7 +101,7 @@ def memory(
     check_page(html, force)
     check_source(path)
     if device is not None:
-        from geutil.memory.kernels import device_of
+        from geutil.memory.read import device_of
 
         device_of(device)
     model = read_model(path, signature)

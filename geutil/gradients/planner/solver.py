@@ -35,11 +35,6 @@ _WORTH = 10
 """The weight of a move in `iterations`."""
 _SLICES, _FIRST_SLICE = 50, 30
 """How often a search looks at the clock, and the moves before it does so first."""
-_BOUND_SHARE, _BRANCHES = 0.25, 200
-"""The share of the bound in the time, or its branches where moves are given instead."""
-_FEW_MOVES, _MOST_BOUNDED, _MOST_BOUNDED_SLOWLY = 200_000, 400, 2000
-"""Problems of more nodes are not bounded, with few moves and otherwise: to write the
-program down would take too long."""
 _CLOSE, _PROGRAM_CLOSE = 1e-9, 2e-6
 """Extra time that does not count, and that by which the program's bound may be low, as
 shares of the time of all nodes."""
@@ -228,12 +223,13 @@ class _Solver:
     def _find_bound(self, order: tuple[int, ...] | None) -> None:
         """Bound the extra time of every schedule by a program."""
         moves = self._options.iterations
-        is_hurried = moves is not None and moves < _FEW_MOVES
-        most = _MOST_BOUNDED if is_hurried else _MOST_BOUNDED_SLOWLY
+        # To write the program of a larger problem down would take too long.
+        is_hurried = moves is not None and moves < 200_000
+        most = 400 if is_hurried else 2000
         if not self._is_done() and len(self._problem) <= most:
             # A deterministic search must not depend on the clock.
-            branches = None if moves is None else _BRANCHES
-            limit = self._seconds_left * _BOUND_SHARE
+            branches = None if moves is None else 200
+            limit = self._seconds_left * 0.25
             self._bound = extra_time_bound(
                 self._problem, self._budget, order, limit, branches
             )

@@ -301,14 +301,6 @@ _IDLE = (0.0, 0.1)
 """The weights of idle tensors to try. Of both tables together: in a chain 1.0 with 0.1
 is best alone, by 1.8 %, in an encoder 1.05 with 0.1, by 1.9 %, in a U-Net 1.1 with 0.0,
 by 0.4 % (benchmarks.networks, before cuts are shifted)."""
-_TRIED_NODES = 80_000
-_FEWEST_TRIALS = 12
-_MOST_TRIALS = 60
-"""Choices are tried out until so many nodes were simulated, within these bounds."""
-_QUICK_NODES = 12_000
-"""Small graphs have more trials, for so many nodes: that takes some 0.2 s."""
-_FEWEST_FULL, _FULL = 2, 3
-"""In so many trials, in small graphs one of so many, the last segment is recomputed."""
 
 
 def choose_for_memory(
@@ -337,11 +329,15 @@ def choose_for_memory(
     gradient_bytes = trials.program.gradient_bytes(step.backward)
     stretches = measure_stretches(forward, gradient_bytes)
     places = stretches.places[1:-1].tolist()
-    most = _most_trials(trials.program.size)
-    full = most // _FULL if most > _MOST_TRIALS else _FEWEST_FULL
+    # 12 to 60 choices are tried out, until 80,000 nodes were simulated; in small graphs
+    # more, for 12,000 nodes, which takes some 0.2 s. In two of them, or a third, the
+    # last segment is recomputed.
+    size = trials.program.size
+    most = max(12, min(60, 80_000 // size), 12_000 // size)
+    full = most // 3 if most > 60 else 2
     # XLA's own order holds more where the last segment runs again at once.
     full = 0 if runtime.is_compiled_by_xla(step.graph) else full
-    is_large = trials.program.size > 1000
+    is_large = size > 1000
     tried = trials.compact() if is_large else trials
     # The best one of a large step is tried once more, whole.
     left = most - full - is_large
@@ -371,12 +367,6 @@ def choose_for_memory(
         )
         return replace(alone, reason=reason)
     return best
-
-
-def _most_trials(size: int) -> int:
-    """Return how many choices are tried out for a step of so many nodes."""
-    most = max(_FEWEST_TRIALS, min(_MOST_TRIALS, _TRIED_NODES // size))
-    return max(most, _QUICK_NODES // size)
 
 
 def _cuttings(stretches: Stretches) -> Iterator[tuple[int, ...]]:

@@ -119,7 +119,10 @@ def step_problem(
     program = step_program.program(updates_wait=True)
     ops = step_program.ops
     later = step_program.later(program)
-    again = _may_run_again(step, always, ops)
+    # One that also shows something tiny that is kept (the IdentityN of a swish, its
+    # factor) may run again: an op that has to stay as it is stays with all outputs.
+    behind = frozenset(segments.recomputable(step, always))
+    again = [op in behind and not all(map(always, op.outputs)) for op in ops]
     again += [False] * (len(program.nodes) - len(ops))
     groups = _Groups(program)
     groups.merge_views()
@@ -314,16 +317,6 @@ class _Groups:
             and first in self._groups_of(node.inputs[place])
             for out, place in node.reuses
         )
-
-
-def _may_run_again(
-    step: PlainStep, always: Keeps, ops: Sequence[Operation]
-) -> list[bool]:
-    """Tell of each op whether it may run again."""
-    behind = frozenset(segments.recomputable(step, always))
-    # One that also shows something tiny that is kept (the IdentityN of a swish, its
-    # factor) may: an op that has to stay as it is stays with all outputs.
-    return [op in behind and not all(map(always, op.outputs)) for op in ops]
 
 
 def travel_times(

@@ -34,35 +34,14 @@ from geutil.gradients.segments import Keeps, Recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph.placement import kind_of, planned_for
 from geutil.graph.types import Tensor
-from geutil.memory.kernels import device_of
+from geutil.memory.read import device_of
 from geutil.memory.sizes import tensor_bytes
 from geutil.sizes import byte_count, size_text
 
-_FEWEST_TRIES, _TRIES = 3, 8
-_TRIED_NODES = 12_000
-"""How many schedules are made, times the nodes of the problem."""
-_MOST_SEARCHED = 2500
-"""Of larger problems, only needed budgets are tried."""
-_WORTH_RISKING = 0.75
-"""Where the time for updates in place is less than this part of that for others, they
-are taken to be in place."""
 _MOVES_A_NODE, _FEW_MOVES, _MOVES_TIMES_NODES = 960, 160_000, 270_000_000
 """Moves of a search for each node of the problem; at most the second, or as many as
 times the nodes are the third. Small problems need more: U-Net at a quarter takes 36.8 %
 more time with 160,000, 34.8 % with 480,000 (means of three seeds)."""
-_MOST_BOUNDED = 6000
-"""Nodes of problems that are bounded; for larger ones to write the program down takes
-long."""
-_SMALL, _FEW_BRANCHES, _MANY_BRANCHES = 400, 1, 200
-"""Nodes of small problems, and the branches of the bound's program for others and for
-those. The first branch, with its cuts, gives most of the bound in a second or two."""
-_NARROW = 0.03
-"""Budgets that are nearer than this, as a part, differ by less than the
-memory of a step does from its schedule."""
-_WORTHWHILE = 0.005
-"""Extra time, as a part of the step's, that is worth another schedule between them."""
-_STRIDE = 0.7
-"""A next budget is at most this far from one in proportion."""
 _AIM, _MOST = 0.985, 0.99
 """Parts of a budget that are aimed at and accepted: a finished step may hold a percent
 more than was planned."""
@@ -319,7 +298,7 @@ class BudgetSearch:
             )
         if self._updates == "apart" and self._leaves_more(tried[0]):
             # One schedule tells whether a budget for updates in place is worth it.
-            worth = _WORTH_RISKING * self._extra_time(best)
+            worth = 0.75 * self._extra_time(best)
             (first,) = self._with_less.tried(limit, 1)[:1]
             if self._extra_time(first) < worth:
                 other = self._with_less.within(limit)
@@ -385,7 +364,8 @@ class BudgetSearch:
 
     def _leaves_more(self, trial: Trial) -> bool:
         """Tell whether updates leave old values, of which no schedule knows."""
-        is_small = len(self.problem.problem) <= _MOST_SEARCHED
+        # Of larger problems, only needed budgets are tried.
+        is_small = len(self.problem.problem) <= 2500
         return is_small and trial.peak > (1 + _CLOSE) * trial.scheduled_peak
 
     def least(self, extra_share: float) -> Trial:
@@ -424,12 +404,14 @@ class BudgetSearch:
         """Return extra time that every schedule within a limit takes, of the step's."""
         problem = self.problem.problem
         # Transfers are in no bound.
-        if len(problem) > _MOST_BOUNDED or len(self._problems) > 1:
+        # To write the program of a larger one down takes long.
+        if len(problem) > 6000 or len(self._problems) > 1:
             return 0.0
         # Kernels that take over buffers do better than any schedule can: as much as
         # they save the best one is open to others, too.
         saved = max(best.scheduled_peak - best.peak, 0)
-        branches = _FEW_BRANCHES if len(problem) > _SMALL else _MANY_BRANCHES
+        # The first branch, with its cuts, gives most of the bound in a second or two.
+        branches = 1 if len(problem) > 400 else 200
         bound = extra_time_bound(problem, limit + saved, branches=branches)
         extra = self._extra_time(best)
         if best.scheduled_peak:
@@ -447,7 +429,8 @@ class BudgetSearch:
         # `most` is the highest peak that is accepted, `tries` the most schedules that
         # are made.
         nodes = max(len(problem.problem), 1)
-        tries = tries or min(max(_TRIED_NODES // nodes, _FEWEST_TRIES), _TRIES)
+        # At most eight schedules are made, or as many as have 12,000 nodes, but three.
+        tries = tries or min(max(12_000 // nodes, 3), 8)
         tried: list[Trial] = []
         found: list[tuple[int, ...]] = []
         points: list[tuple[float, int]] = []
@@ -474,10 +457,11 @@ class BudgetSearch:
                 high = min(high, asked, schedule.peak)
                 shorter = max(shorter, schedule.overhead)
             fits_well = (1 - _CLOSE) * limit < trial.peak <= most
-            is_between = low and high < (1 + _NARROW) * low
+            # The memory of a step differs by more from its schedule.
+            is_between = low and high < (1 + 0.03) * low
             gain = (longer - shorter) / (problem.problem.total_time or 1.0)
             if schedule.status == "infeasible" or (
-                gain < _WORTHWHILE if is_between else fits_well
+                gain < 0.005 if is_between else fits_well
             ):
                 break
             asked = _next_budget(points, limit)
@@ -500,7 +484,7 @@ def _next_budget(points: Sequence[tuple[float, int]], limit: float) -> float:
     if (asked - before) * (peak - peak_before) <= 0:
         return in_proportion
     asked += (limit - peak) * (asked - before) / (peak - peak_before)
-    return min(max(asked, in_proportion * _STRIDE), in_proportion / _STRIDE)
+    return min(max(asked, in_proportion * 0.7), in_proportion / 0.7)
 
 
 def _moves_for(problem: StepProblem) -> int:

@@ -90,13 +90,11 @@ def temporary_bytes(op: Operation, dims: DimsOf = dims_of) -> int:
         # One product of matrices.
         return 0
     copied = [filters]
-    if op.outputs[0].dtype == tf.float32 and not _takes_tensor_float():
+    if op.outputs[0].dtype == tf.float32 and not (
+        tf.config.experimental.tensor_float_32_execution_enabled()
+    ):
         copied += [tensors[place] for place in _IMAGES[op.type]]
     return sum(_bytes(t, dims) for t in copied)
-
-
-def _takes_tensor_float() -> bool:
-    return bool(tf.config.experimental.tensor_float_32_execution_enabled())
 
 
 def _copies_of_batch_norm(op: Operation, dims: DimsOf) -> int:

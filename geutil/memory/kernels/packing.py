@@ -31,16 +31,8 @@ _REGISTERS = 16
 """Rows of the left operand that the innermost loop takes (AVX)."""
 _COLUMNS = 4
 """Columns of the right operand that it takes."""
-_DEPTH = 320
-"""The most terms in a block where several threads work."""
-_SLICES = 2
-"""How many blocks of the depth are packed at once."""
 _OWN_CACHE = 3 << 19
 """The cache that one thread alone is assumed to have, in bytes."""
-_TASK = 80_000
-"""The cycles that a task takes at most if it is of several blocks."""
-_DIRECT = 256 << 10
-"""Below so many bytes an operand that is read twice is not packed."""
 _SMALL_PRODUCT = 128 * 128
 """Multiplications in a product of a batch that one thread does alone."""
 
@@ -122,10 +114,11 @@ def product_bytes(product: Product, threads: int, caches: Caches) -> int:
     if threads == 1:
         left, right = bm, bn
     else:
-        slices = min(-(-k // bk), _SLICES)
+        slices = min(-(-k // bk), 2)
         left, right = slices * m, slices * n
     # With as many tasks in a row each thread has blocks that it packs again and again.
-    grain = max(1, int(_TASK / (bm * bn * (bk * _cycles(bm, bn) + 0.7))))
+    # A task of several blocks takes so many cycles at most.
+    grain = max(1, int(80_000 / (bm * bn * (bk * _cycles(bm, bn) + 0.7))))
     tasks = -(-(along if by_columns else across) // grain)
     if threads > 1 and tasks >= _tasks_enough(threads) * threads:
         if by_columns:
@@ -141,7 +134,7 @@ def product_bytes(product: Product, threads: int, caches: Caches) -> int:
 
 def _read_in_place(whole: bool, times: int, size: int) -> bool:
     """Tell whether an operand without gaps is read where it lies, not packed."""
-    return whole or times == 1 or (times == 2 and size < _DIRECT)
+    return whole or times == 1 or (times == 2 and size < 256 << 10)
 
 
 def _tasks_enough(threads: int) -> float:
@@ -203,7 +196,7 @@ def _of_threads(
     m: int, n: int, k: int, each: int, threads: int, caches: Caches
 ) -> tuple[int, int, int]:
     mr, nr = _REGISTERS, _COLUMNS
-    deepest = max(8, min((caches.first - 4 * mr * nr) // ((mr + nr) * each), _DEPTH))
+    deepest = max(8, min((caches.first - 4 * mr * nr) // ((mr + nr) * each), 320))
     bk = deepest - deepest % 8 if deepest < k else k
     fits = (caches.second - caches.first) // (nr * each * bk)
     share = -(-n // threads)
