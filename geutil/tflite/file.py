@@ -20,8 +20,8 @@ from geutil.tflite import (
     joining,
     looking,
     making,
+    names,
     numbers,
-    renaming,
     resizing,
     stripping,
     verify,
@@ -132,7 +132,7 @@ class LiteFile(Contents):
     clusters = cutting.clusters
     keep_signatures = cutting.keep_signatures
     keep_subgraphs = cutting.keep_subgraphs
-    rename = renaming.rename
+    rename = names.rename
     reroute = edit.reroute
     swap = edit.swap
     bypass = edit.bypass
