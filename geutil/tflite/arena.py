@@ -1,9 +1,20 @@
-"""The arena of a TFLite file: where the interpreter puts each tensor.
+"""The arena of a TFLite file: where runtimes put each tensor, measured and planned.
 
 The interpreter tells no size of its arena, but the address of each tensor. Tensors that
 it plans lie in one piece of memory, without gaps but for alignment; the arena is that
 piece. Weights lie in the file, variables and what is computed once elsewhere. Scalars
 are read without an address: they count with their bytes, but not in the size.
+
+Two buffers that are alive at once must not overlap. Interpreters place the largest one
+first (Pisarchyk and Lee 2020, "greedy by size"), and so does this, byte by byte:
+
+- "litert": LiteRT's interpreter with its own kernels and without delegates. Inputs are
+  alive to the end. Some ops write their result into the buffer of an input, and
+  convolutions need temporary buffers: both are read off the interpreter.
+- "reference": the same with its reference kernels, which need few temporary buffers.
+- "micro": TensorFlow Lite for Microcontrollers. Inputs are alive until they are read
+  for the last time, and no op writes into the buffer of an input. Buffers that its
+  kernels ask for are not known here.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ Value = tuple[int, int]
 
 
 class DataFlow:
-    """The data of a graph.
+    """The data of a graph, from its inputs; results of parameters alone are none.
 
     Attributes:
         ops: the ops.

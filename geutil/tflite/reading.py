@@ -2,7 +2,8 @@
 
 Flatbuffers are read where they lie, and nothing in them says whether they are intact:
 an offset that leads anywhere is followed. So each list is counted against the size of
-the file, and each index against the list that it is for.
+the file, and each index against the list that it is for. A flatbuffer does not know its
+own end, so a zip archive that libraries for metadata append is found from the end.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Versions of kernels by the types that an op computes in.
+"""Versions of kernels by the types that an op computes in, and their first releases.
 
-The table holds the kinds that edits make, or change the types of; it is that of
-TensorFlow's `lite/tools/versioning/op_version.cc`, which the converter writes by.
+The table of versions holds the kinds that edits make, or change the types of; it is
+that of TensorFlow's `lite/tools/versioning/op_version.cc`, which the converter writes
+by. The releases are those of `runtime_version.cc` (2.23) beside it; converters write
+the newest of a file's kernels into its metadata.
 """
 
 from __future__ import annotations

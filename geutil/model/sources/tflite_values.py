@@ -54,9 +54,11 @@ class Constant:
         if value is None:
             raise TFLiteError(f"constant '{self.tensor.name}' has no values")
         if self.steps is None:
-            if object in (value.dtype, self.dtype.as_numpy_dtype):
-                return value.astype(object)
-            return value.astype(self.dtype.as_numpy_dtype)
+            return (
+                value
+                if value.dtype == object
+                else value.astype(self.dtype.as_numpy_dtype)
+            )
         if self.stored.dtype not in _FROM_STEPS:
             raise TFLiteError(
                 f"constant '{self.tensor.name}' has steps and is of type "

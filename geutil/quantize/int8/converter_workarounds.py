@@ -12,6 +12,10 @@ these places:
 - A product with one number, or a quotient by one, before a convolution becomes part of
   its weights, which keep the range that they had before: behind images that are scaled
   by 1/255 all weights are zeros. With a vector of that number it stays apart.
+- Weights that several layers read, or that are equal, it stores in float, or in steps
+  of its own: each reader gets a range that differs by a float32 rounding error. Ranges
+  of fewer than 8 bits it takes for ranges of 4 or 8, whose steps are finer: such
+  weights are given as they are simulated, in 8 bits with the same steps.
 - It makes one kernel of a convolution between SpaceToBatchND and BatchToSpaceND where
   the batch is known, and else leaves three ops.
 
