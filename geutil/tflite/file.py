@@ -28,7 +28,7 @@ from geutil.tflite import (
 )
 from geutil.tflite.arguments import checked
 from geutil.tflite.parts import Contents
-from geutil.tflite.reading import read_into
+from geutil.tflite.reader import read_into
 from geutil.tflite.writing import Writer
 from geutil.writing import written_atomically
 

@@ -26,7 +26,7 @@ from geutil.tflite.parts import (
     Quantization,
     copied_record,
 )
-from geutil.tflite.reading import moved_archive
+from geutil.tflite.reader import moved_archive
 from geutil.tflite.schema import (
     CUSTOM,
     FAULTS,
