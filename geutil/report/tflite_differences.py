@@ -14,7 +14,7 @@ from geutil.report.graphs import called_functions
 from geutil.report.table import Row, Rows
 from geutil.report.tflite_nodes import FileSubject
 from geutil.tflite.kernels import is_step
-from geutil.tflite.matching import Ends, Matching, match
+from geutil.tflite.matches import Ends, Matching, match
 from geutil.tflite.names import UniqueNames, file_names
 from geutil.tflite.precision import by_count, computes_in_float, is_quantized
 
