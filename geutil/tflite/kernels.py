@@ -16,11 +16,9 @@ _FORWARDS = frozenset(
     ("Identity", "IdentityN", "PreventGradient", "Snapshot", "StopGradient")
 )
 """Ops that give what they read; FakeQuant ops do so in steps."""
-MOVES = frozenset(
-    words(
-        "BatchToSpaceND Cast ExpandDims MirrorPad Pad PadV2 Reshape SpaceToBatchND "
-        "Squeeze StridedSlice TensorListStack Transpose"
-    )
+MOVES = words(
+    "BatchToSpaceND Cast ExpandDims MirrorPad Pad PadV2 Reshape SpaceToBatchND "
+    "Squeeze StridedSlice TensorListStack Transpose"
 )
 """Ops that move values, which a kernel may read otherwise instead."""
 LAYOUT = MOVES | {"ConcatV2", "Pack"}
@@ -37,18 +35,14 @@ APPLIED = {
 """Activations as options of kernels."""
 CLIPS = frozenset(APPLIED) - {"Tanh"}
 """Those that the range of integers can be."""
-FORMULAS = frozenset(
-    words(
-        "ELU GELU HARD_SWISH L2_NORMALIZATION LEAKY_RELU LOG_SOFTMAX PRELU SOFTMAX "
-        "STABLEHLO_COMPOSITE"
-    )
+FORMULAS = words(
+    "ELU GELU HARD_SWISH L2_NORMALIZATION LEAKY_RELU LOG_SOFTMAX PRELU SOFTMAX "
+    "STABLEHLO_COMPOSITE"
 )
 """Ops of files that each stand for a formula of several ops."""
-IN_FORMULAS = frozenset(
-    words(
-        "Abs Erf Erfc Exp Log Max Maximum Mean Minimum Neg Pow Relu Relu6 Rsqrt "
-        "Sigmoid Sqrt Square Sum Tanh"
-    )
+IN_FORMULAS = words(
+    "Abs Erf Erfc Exp Log Max Maximum Mean Minimum Neg Pow Relu Relu6 Rsqrt "
+    "Sigmoid Sqrt Square Sum Tanh"
 ) | (op_types.SHIFTS | op_types.SCALINGS)
 """Ops that such formulas are made of."""
 _MATRIX_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")

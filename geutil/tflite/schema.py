@@ -72,9 +72,9 @@ _OPTIONS = {
 """Kinds of ops whose table of options is not called after them."""
 
 
-def words(text: str) -> tuple[str, ...]:
-    """Return the words of a text: the kinds that a table is for."""
-    return tuple(text.split())
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text as a set: the kinds that a table is for."""
+    return frozenset(text.split())
 
 
 _NAMES_OF_NUMPY = """
@@ -82,7 +82,7 @@ _NAMES_OF_NUMPY = """
     uint32 uint64 uint8
 """
 DTYPES: Mapping[str, Any] = {
-    name: np.dtype(name).type for name in words(_NAMES_OF_NUMPY)
+    name: np.dtype(name).type for name in _NAMES_OF_NUMPY.split()
 }
 """numpy's types of the types of tensors; others are packed, or have none."""
 

@@ -50,9 +50,7 @@ def source_of_lite(file: LiteFile) -> Source:
     holdings = SharedState()
     holdings.add_variables(model.variables.all.values(), model.variables.all)
     return Source(
-        what,
-        {name: partial(built.__getitem__, name) for name in built},
-        holdings,
+        what, {name: partial(built.__getitem__, name) for name in built}, holdings
     )
 
 

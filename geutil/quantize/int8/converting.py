@@ -54,11 +54,8 @@ from geutil.tflite.schema import words
 _SUMS = op_types.ADDITIONS | {"Sub"}
 _FAR = 2.0**16
 """Steps of an input that are so many times those of the result are cut off."""
-_MOVES = frozenset(
-    words(
-        "BroadcastTo ExpandDims Identity Reshape Slice Squeeze StridedSlice Tile "
-        "Transpose"
-    )
+_MOVES = words(
+    "BroadcastTo ExpandDims Identity Reshape Slice Squeeze StridedSlice Tile Transpose"
 )
 """Ops that move the values of their first input, or repeat them."""
 
