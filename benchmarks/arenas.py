@@ -19,7 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.quantize import least_memory_order
-from geutil.tflite.arena_programs import RUNTIMES, Runtime
+from geutil.tflite.arena import RUNTIMES, Runtime
 from geutil.tflite.run import new_interpreter
 from testdata.irregular_cells import irregular_network
 

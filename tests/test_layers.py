@@ -79,7 +79,7 @@ OWN_PRIVATE = {
     # Functions that update a view in place.
     "reroute.views": VIEW,
     # The place of a table in a flatbuffer, which the generated classes call so.
-    "tflite.reading": {"_tab"},
+    "tflite.reader": {"_tab"},
     "tflite.writing": {"_tab"},
     # What notebooks ask for, by that name.
     "report.pages": {"_repr_html_"},

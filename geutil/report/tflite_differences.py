@@ -14,9 +14,9 @@ from geutil.report.graphs import called_functions
 from geutil.report.table import Row, Rows
 from geutil.report.tflite_nodes import FileSubject
 from geutil.tflite.kernels import is_step
-from geutil.tflite.matching import Ends, Matching, match
+from geutil.tflite.matches import Ends, Matching, match
 from geutil.tflite.names import UniqueNames, file_names
-from geutil.tflite.precision import computes_in_float, is_quantized
+from geutil.tflite.precision import by_count, computes_in_float, is_quantized
 
 SAME, ADDED, REMOVED, FUSED = 0, 1, 2, 5
 """What became of an op, as the viewer numbers it."""
@@ -101,9 +101,8 @@ class FileDifference:
     def _lines(self) -> Iterator[str]:
         """Yield the lines of the text; of each kind of op only the first few."""
         yield self.summary
-        counts = Counter(op.precision for op in self.ops)
-        in_order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-        yield "; ".join(f"{n} op(s) in {precision}" for precision, n in in_order)
+        counts = by_count(Counter(op.precision for op in self.ops))
+        yield "; ".join(f"{n} op(s) in {precision}" for precision, n in counts.items())
         floats = self.in_float if self.is_mixed else ()
         kinds = (
             [f"- {name} ({kind})" for name, kind in self.missing],
@@ -369,10 +368,13 @@ def _statuses(pair: FilePair) -> tuple[list[int], list[int]]:
     """Return what became of each op of the graph, and of each node of the file."""
     drawn, nodes = pair.graph.drawn_ops(), pair.subject.nodes
     lost = set(_lost(pair))
-    of_nodes = [
-        SAME if node.op is None else _status(pair.matching.ops_of(at), drawn)
-        for at, node in enumerate(nodes)
-    ]
+    of_nodes = []
+    for at, node in enumerate(nodes):
+        # A node is several ops of the graph, one, or none.
+        places = pair.matching.ops_of(at)
+        computing = [place for place in places if not is_step(drawn[place])]
+        several = FUSED if len(computing) > 1 else SAME
+        of_nodes.append(SAME if node.op is None else several if places else ADDED)
     of_ops = [
         REMOVED
         if place in lost
@@ -382,12 +384,6 @@ def _statuses(pair: FilePair) -> tuple[list[int], list[int]]:
         for place in range(len(drawn))
     ]
     return of_ops, of_nodes
-
-
-def _status(places: Sequence[int], drawn: Sequence[Operation]) -> int:
-    """Return what a node of the file is: several ops of the graph, one, or none."""
-    computing = [place for place in places if not is_step(drawn[place])]
-    return ADDED if not places else FUSED if len(computing) > 1 else SAME
 
 
 def file_rows(difference: FileDifference) -> Rows:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,12 @@ from geutil.model.files.inspection import read_tflite
 from geutil.report.table import Row, Rows
 from geutil.tflite import LiteFile, LiteGraph, LiteOp, LiteSignature, LiteTensor
 from geutil.tflite.names import UniqueNames, op_names, sources_of
-from geutil.tflite.precision import computes_in_float, is_quantized, precision_of
+from geutil.tflite.precision import (
+    by_count,
+    computes_in_float,
+    is_quantized,
+    precision_of,
+)
 
 _INPUT, _CONSTANT, _VARIABLE = "INPUT", "CONST", "VARIABLE"
 NO_OPS = (_INPUT, _CONSTANT, _VARIABLE)
@@ -188,17 +194,15 @@ def _op_node(
     """Return an op as a node; the name of its first result is told besides."""
     reads = [sources[t] for t in op.reads if t in sources]
     # Calls are drawn as such.
-    told = {k: v for k, v in sorted(op.options.items()) if not _is_call(v)}
-    attributes = {option: _words(value) for option, value in told.items()}
+    attributes = {}
+    for option, value in sorted(op.options.items()):
+        listed = value if isinstance(value, list) else [value]
+        if not any(isinstance(one, LiteGraph) for one in listed):
+            attributes[option] = _words(value)
     if op.outputs:
         attributes["tensor"] = _words(op.result)
     inputs = tuple(Read(place, i, f"{source}:{i}") for place, i, source in reads)
     return FileNode(name, op.kind, inputs, op.outputs, attributes, op)
-
-
-def _is_call(value: object) -> bool:
-    listed = value if isinstance(value, list) else [value]
-    return any(isinstance(one, LiteGraph) for one in listed)
 
 
 def _words(value: object) -> str:
@@ -221,7 +225,8 @@ def _columns(subject: FileSubject, labels: Mapping[LiteGraph, str]) -> dict[str,
     """Return a subgraph as the viewer takes it: `GraphData` in web/src/payload.ts."""
     nodes = subject.nodes
     kinds = {kind: i for i, kind in enumerate(dict.fromkeys(n.type for n in nodes))}
-    precisions = _places([n.precision for n in nodes if n.precision])
+    every = dict.fromkeys(n.precision for n in nodes if n.precision)
+    precisions = {word: i for i, word in enumerate(every)}
     called = {
         at: [labels[graph] for graph in node.op.subgraphs]
         for at, node in enumerate(nodes)
@@ -253,10 +258,6 @@ def _columns(subject: FileSubject, labels: Mapping[LiteGraph, str]) -> dict[str,
     }
 
 
-def _places(words: Sequence[str]) -> dict[str, int]:
-    return {word: i for i, word in enumerate(dict.fromkeys(words))}
-
-
 def precision_rows(subject: FileSubject) -> Rows:
     """Return the ops of a file as a table, with what each computes in."""
     every = (subject, *subject.bodies)
@@ -283,10 +284,6 @@ def precision_rows(subject: FileSubject) -> Rows:
 
 def precision_lines(subject: FileSubject) -> list[str]:
     """Return a line for each type that ops of a file compute in, by their number."""
-    counts: dict[str, int] = {}
-    for one in (subject, *subject.bodies):
-        for node in one.nodes:
-            if node.precision:
-                counts[node.precision] = counts.get(node.precision, 0) + 1
-    in_order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return [f"{n} op(s) in {precision}" for precision, n in in_order]
+    nodes = (node for one in (subject, *subject.bodies) for node in one.nodes)
+    counts = by_count(Counter(node.precision for node in nodes if node.precision))
+    return [f"{n} op(s) in {precision}" for precision, n in counts.items()]

@@ -27,7 +27,7 @@ if typing.TYPE_CHECKING:
         LiteTensor,
         Quantization,
     )
-    from geutil.tflite.reading import BrokenFileError
+    from geutil.tflite.reader import BrokenFileError
 else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
@@ -40,6 +40,6 @@ else:
                 "LiteTensor",
                 "Quantization",
             ],
-            "reading": ["BrokenFileError"],
+            "reader": ["BrokenFileError"],
         },
     )

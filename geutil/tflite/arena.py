@@ -1,25 +1,38 @@
-"""The arena of a TFLite file: where the interpreter puts each tensor.
+"""The arena of a TFLite file: where runtimes put each tensor, measured and planned.
 
 The interpreter tells no size of its arena, but the address of each tensor. Tensors that
 it plans lie in one piece of memory, without gaps but for alignment; the arena is that
 piece. Weights lie in the file, variables and what is computed once elsewhere. Scalars
 are read without an address: they count with their bytes, but not in the size.
+
+Two buffers that are alive at once must not overlap. Interpreters place the largest one
+first (Pisarchyk and Lee 2020, "greedy by size"), and so does this, byte by byte:
+
+- "litert": LiteRT's interpreter with its own kernels and without delegates. Inputs are
+  alive to the end. Some ops write their result into the buffer of an input, and
+  convolutions need temporary buffers: both are read off the interpreter.
+- "reference": the same with its reference kernels, which need few temporary buffers.
+- "micro": TensorFlow Lite for Microcontrollers. Inputs are alive until they are read
+  for the last time, and no op writes into the buffer of an input. Buffers that its
+  kernels ask for are not known here.
 """
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
+from geutil.errors import PlanError
 from geutil.tflite.file import LiteFile
-from geutil.tflite.order import calls_others
 from geutil.tflite.parts import LiteGraph, LiteOp, LiteTensor
 from geutil.tflite.run import new_interpreter
-from geutil.tflite.state import keeps_order
+from geutil.tflite.state import calls_others, dependencies, keeps_order
 
 ALIGNMENT = 64
 """The interpreter starts tensors at multiples of so many bytes."""
@@ -69,30 +82,25 @@ def measure_op_temporaries(
 
 
 def _temporaries(op: LiteOp, reference: bool) -> tuple[int, ...]:
-    alone = _alone(op)
+    copies = {t: t.copied() for t in (*op.reads, *op.outputs)}
+    alone, graph = LiteFile(), LiteGraph()
+    only = graph.add_op(op.copied(copies))
+    for tensor in copies:
+        if tensor.quantization is not None and tensor.quantization.block_scales:
+            graph.add_tensor(tensor.quantization.block_scales)
+    # Its constants are constants still.
+    fed = dict.fromkeys(t for t in op.reads if not t.stored_bytes)
+    graph.inputs = tuple(copies[t] for t in fed)
+    graph.outputs = only.outputs
+    alone.graphs.append(graph)
     try:
         interpreter = new_interpreter(alone.to_bytes(), reference=reference)
         interpreter.allocate_tensors()
     except (ValueError, RuntimeError):
         # It cannot run by itself: it needs a resource, say.
         return ()
-    _, temporaries = _addresses(alone.graphs[0], interpreter)
+    _, temporaries = _addresses(graph, interpreter)
     return tuple(size for _, size in temporaries)
-
-
-def _alone(op: LiteOp) -> LiteFile:
-    """Return a file of one op, whose constants are constants still."""
-    copies = {t: t.copied() for t in (*op.reads, *op.outputs)}
-    file, graph = LiteFile(), LiteGraph()
-    only = graph.add_op(op.copied(copies))
-    for tensor in copies:
-        if tensor.quantization is not None and tensor.quantization.block_scales:
-            graph.add_tensor(tensor.quantization.block_scales)
-    fed = dict.fromkeys(t for t in op.reads if not t.stored_bytes)
-    graph.inputs = tuple(copies[t] for t in fed)
-    graph.outputs = only.outputs
-    file.graphs.append(graph)
-    return file
 
 
 Place = tuple[int, int]
@@ -165,3 +173,363 @@ def _arena(
         ),
         temporaries=tuple(place[1] for place in temporaries if place in piece),
     )
+
+
+Fit = Literal["tightest", "first"]
+"""Which gap a buffer gets: the one that leaves least, or the first."""
+
+
+class ArenaBuffer(NamedTuple):
+    """A buffer and the time in which it is alive.
+
+    Attributes:
+        first: the first step in which it is alive.
+        last: the last one.
+        size: in bytes.
+        is_first: whether it is placed before all that are not, whatever its size; not
+            looked at where the first gap is taken.
+    """
+
+    first: int
+    last: int
+    size: int
+    is_first: bool = False
+
+
+def greedy_offsets(
+    buffers: Sequence[ArenaBuffer], *, alignment: int = 64, fit: Fit = "tightest"
+) -> list[int]:
+    """Return the offset of each buffer: the largest is placed first.
+
+    Of buffers of one size, the one that is alive first comes first, where gaps are
+    chosen by how little they leave; where the first gap is taken, the one that is given
+    last. TensorFlow Lite does the former, with an alignment of 64 bytes, and
+    TensorFlow Lite for Microcontrollers the latter, with 16.
+
+    Example:
+        >>> ends = [(0, 1, 100), (1, 2, 300), (2, 3, 50)]
+        >>> a, b, c = [ArenaBuffer(*end) for end in ends]
+        >>> greedy_offsets([a, b, c])
+        [320, 0, 320]
+    """
+    count = len(buffers)
+    first = np.array([b.first for b in buffers], np.int64)
+    last = np.array([b.last for b in buffers], np.int64)
+    sizes = [b.size for b in buffers]
+    if fit == "first":
+        sizes = [_aligned(size, alignment) for size in sizes]
+    turns = _turns(buffers, sizes, fit)
+    offsets = np.zeros(count, np.int64)
+    ends = np.zeros(count, np.int64)
+    is_placed = np.zeros(count, bool)
+    for i in turns:
+        if not sizes[i]:
+            continue
+        alive = np.flatnonzero(is_placed & (first <= last[i]) & (last >= first[i]))
+        alive = alive[np.argsort(offsets[alive], kind="stable")]
+        pairs = zip(offsets[alive].tolist(), ends[alive].tolist(), strict=True)
+        offsets[i] = _gap(list(pairs), sizes[i], alignment, fit)
+        ends[i] = offsets[i] + sizes[i]
+        is_placed[i] = True
+    return [int(offset) for offset in offsets]
+
+
+def arena_bytes(
+    buffers: Sequence[ArenaBuffer], *, alignment: int = 64, fit: Fit = "tightest"
+) -> int:
+    """Return the bytes of the arena in which buffers are placed greedily.
+
+    Args:
+        buffers: in any order.
+        alignment: as of `greedy_offsets`.
+        fit: likewise.
+
+    Cost: that of `greedy_offsets`.
+
+    Example:
+        >>> ends = [(0, 1, 100), (1, 2, 300), (2, 3, 50)]
+        >>> arena_bytes([ArenaBuffer(*end) for end in ends])
+        420
+    """
+    offsets = greedy_offsets(buffers, alignment=alignment, fit=fit)
+    ends = (o + b.size for o, b in zip(offsets, buffers, strict=True))
+    end = max(ends, default=0)
+    return _aligned(end, alignment) if fit == "first" else end
+
+
+def alive_bytes(buffers: Sequence[ArenaBuffer], steps: int) -> list[int]:
+    """Return how many bytes are alive in each step: no arena is smaller than the most.
+
+    Example:
+        >>> alive_bytes([ArenaBuffer(0, 1, 100), ArenaBuffer(1, 2, 300)], 3)
+        [100, 400, 300]
+    """
+    changes = [0] * (steps + 1)
+    for buffer in buffers:
+        changes[max(buffer.first, 0)] += buffer.size
+        changes[min(buffer.last, steps - 1) + 1] -= buffer.size
+    alive, total = [], 0
+    for change in changes[:steps]:
+        total += change
+        alive.append(total)
+    return alive
+
+
+class Value(NamedTuple):
+    """What operations make, read, and share one buffer for.
+
+    Attributes:
+        size: in bytes.
+        maker: the first operation that writes it; -1 if it is there from the start,
+            which takes no memory if nothing uses or keeps it.
+        users: the others that read it or write into it.
+        is_kept: whether it is alive to the end.
+    """
+
+    size: int
+    maker: int
+    users: tuple[int, ...] = ()
+    is_kept: bool = False
+
+
+@dataclass(frozen=True)
+class ArenaProgram:
+    """Operations, numbered in an order in which they can run, and what they make.
+
+    Attributes:
+        count: how many operations there are.
+        values: what they make and read.
+        temporaries: for each operation, the bytes of buffers that are alive only while
+            it runs.
+        after: pairs (earlier, later) of operations that must keep this order besides:
+            the later one reads what the earlier one wrote into a shared buffer, say.
+    """
+
+    count: int
+    values: Sequence[Value]
+    temporaries: Sequence[Sequence[int]] = ()
+    after: Sequence[tuple[int, int]] = ()
+
+    def __post_init__(self) -> None:
+        for before, behind in self.edges:
+            if before >= behind:
+                raise PlanError(
+                    f"operation {behind} runs before {before}, whose result it needs; "
+                    "number them in an order in which they can run"
+                )
+
+    @cached_property
+    def edges(self) -> list[tuple[int, int]]:
+        """The pairs (earlier, later) of operations: by values, and given ones."""
+        pairs = dict.fromkeys(self.after)
+        for value in self.values:
+            if value.maker >= 0:
+                pairs.update(dict.fromkeys((value.maker, u) for u in value.users))
+        return list(pairs)
+
+    @cached_property
+    def before(self) -> list[list[int]]:
+        """For each operation, those that must run before it."""
+        before: list[list[int]] = [[] for _ in range(self.count)]
+        for earlier, later in self.edges:
+            before[later].append(earlier)
+        return before
+
+    @cached_property
+    def behind(self) -> list[list[int]]:
+        """For each operation, those that must run behind it."""
+        behind: list[list[int]] = [[] for _ in range(self.count)]
+        for earlier, later in self.edges:
+            behind[earlier].append(later)
+        return behind
+
+    def buffers(self, order: Sequence[int]) -> list[ArenaBuffer]:
+        """Return the buffers of an order: of the values, then the temporary ones."""
+        place = [0] * self.count
+        for step, i in enumerate(order):
+            place[i] = step
+        end = self.count - 1
+        buffers = []
+        for value in self.values:
+            first = place[value.maker] if value.maker >= 0 else 0
+            last = max((place[u] for u in value.users), default=first)
+            last = end if value.is_kept else last
+            stays = value.is_kept and not first
+            is_needed = value.maker >= 0 or value.is_kept or bool(value.users)
+            buffers.append(ArenaBuffer(first, last, is_needed * value.size, stays))
+        for i, sizes in enumerate(self.temporaries):
+            buffers += [ArenaBuffer(place[i], place[i], size) for size in sizes]
+        return buffers
+
+    def alive(self, order: Sequence[int]) -> list[int]:
+        """Return how many bytes are alive in each step of an order."""
+        return alive_bytes(self.buffers(order), self.count)
+
+    def peak(self, order: Sequence[int]) -> int:
+        """Return the most bytes that are alive at once in an order."""
+        return max(self.alive(order), default=0)
+
+
+def _turns(buffers: Sequence[ArenaBuffer], sizes: Sequence[int], fit: Fit) -> list[int]:
+    """Return the buffers in the order in which they are placed."""
+    numbers = range(len(buffers))
+    if fit == "first":
+        return sorted(numbers, key=lambda i: (-sizes[i], -i))
+    return sorted(
+        numbers,
+        key=lambda i: (
+            (0, 0, i) if buffers[i].is_first else (1, -sizes[i], buffers[i].first, i)
+        ),
+    )
+
+
+def _gap(placed: Sequence[tuple[int, int]], size: int, alignment: int, fit: Fit) -> int:
+    """Return the offset of a gap, between (offset, end) of what is placed, in order."""
+    best, left_by_best, current = None, 0, 0
+    for offset, end in placed:
+        start = _aligned(current, alignment)
+        if start + size <= offset and (best is None or offset - start < left_by_best):
+            if fit == "first":
+                return start
+            # TFLite compares what lies behind alignment with what lay before it.
+            best, left_by_best = start, offset - current
+        current = max(current, end)
+        if best is not None and not left_by_best:
+            break
+    return _aligned(current, alignment) if best is None else best
+
+
+def _aligned(size: int, alignment: int) -> int:
+    return -(-size // alignment) * alignment
+
+
+Runtime = Literal["litert", "reference", "micro"]
+RUNTIMES: tuple[Runtime, ...] = ("litert", "reference", "micro")
+_RULES: Mapping[Runtime, tuple[int, Fit]] = {
+    "litert": (64, "tightest"),
+    "reference": (64, "tightest"),
+    "micro": (16, "first"),
+}
+
+
+@dataclass(frozen=True)
+class RuntimeArena:
+    """The arena of a subgraph under a runtime."""
+
+    runtime: Runtime
+    program: ArenaProgram
+    tensors: tuple[LiteTensor, ...]
+    size: int
+    unplaced: tuple[LiteTensor, ...] = ()
+
+    @property
+    def alignment(self) -> int:
+        """The multiple of bytes at which tensors start."""
+        return _RULES[self.runtime][0]
+
+    def bytes_of(self, order: Sequence[int]) -> int:
+        """Return the bytes of the arena in an order, as the runtime will plan it."""
+        return _planned(self.program, self.runtime, order)
+
+    def aligned(self) -> ArenaProgram:
+        """Return the program with sizes rounded up to the alignment."""
+        step = self.alignment
+        program = self.program
+        return ArenaProgram(
+            program.count,
+            [
+                Value(-(-v.size // step) * step, v.maker, v.users, v.is_kept)
+                for v in program.values
+            ],
+            [[-(-n // step) * step for n in sizes] for sizes in program.temporaries],
+            program.after,
+        )
+
+
+def runtime_arenas(file: LiteFile, graph: LiteGraph) -> dict[Runtime, RuntimeArena]:
+    """Return the arena of a subgraph under each runtime."""
+    edges = dependencies(graph)
+    arenas: dict[Runtime, RuntimeArena] = {}
+    for runtime in ("litert", "reference"):
+        is_reference = runtime == "reference"
+        measured = measure_arena(file, graph, reference=is_reference)
+        temporaries: Sequence[Sequence[int]] = ()
+        if measured.temporaries:
+            alone = measure_op_temporaries(graph, reference=is_reference)
+            temporaries = _in_arena(alone, measured.temporaries)
+        values, tensors = _values(graph, measured.sizes, _roots(graph, measured))
+        program = ArenaProgram(len(graph.ops), values, temporaries, edges)
+        arenas[runtime] = RuntimeArena(
+            runtime, program, tensors, measured.size, measured.unplaced
+        )
+    values, tensors = _values(graph, measured.sizes, {}, stay=False)
+    program = ArenaProgram(len(graph.ops), values, (), edges)
+    planned = _planned(program, "micro", range(program.count))
+    return {**arenas, "micro": RuntimeArena("micro", program, tensors, planned)}
+
+
+def _planned(program: ArenaProgram, runtime: Runtime, order: Sequence[int]) -> int:
+    alignment, fit = _RULES[runtime]
+    return arena_bytes(program.buffers(order), alignment=alignment, fit=fit)
+
+
+def _roots(graph: LiteGraph, measured: MeasuredArena) -> dict[LiteTensor, LiteTensor]:
+    """Return for tensors that share a buffer the first of those that do.
+
+    An op's inputs and outputs are alive at once: if they start at the same place, they
+    share it.
+    """
+    roots: dict[LiteTensor, LiteTensor] = {}
+    for op in graph.ops:
+        at = {measured.offsets[t]: t for t in op.reads if t in measured.offsets}
+        for tensor in op.outputs:
+            shared = at.get(measured.offsets.get(tensor, -1))
+            if shared is not None:
+                roots[tensor] = roots.get(shared, shared)
+    return roots
+
+
+def _values(
+    graph: LiteGraph,
+    sizes: Mapping[LiteTensor, int],
+    roots: Mapping[LiteTensor, LiteTensor],
+    *,
+    stay: bool = True,
+) -> tuple[list[Value], tuple[LiteTensor, ...]]:
+    """Return the buffers of ops, and the tensors that these are."""
+    makers = {t: -1 for t in graph.inputs if t in sizes}
+    users: dict[LiteTensor, dict[int, None]] = {t: {} for t in makers}
+    for i, op in enumerate(graph.ops):
+        for tensor in (*op.reads, *op.outputs):
+            root = roots.get(tensor, tensor)
+            if tensor in op.outputs and tensor in sizes and root not in makers:
+                makers[root], users[root] = i, {}
+            elif root in users:
+                users[root][i] = None
+    kept = {roots.get(t, t) for t in graph.outputs}
+    # An input that nothing reads is written all the same.
+    kept.update(t for t in graph.inputs if stay or not users.get(t))
+    tensors = tuple(t for t in graph.tensors if t in makers)
+    values = [
+        Value(
+            sizes[t], makers[t], tuple(u for u in users[t] if u != makers[t]), t in kept
+        )
+        for t in tensors
+    ]
+    return values, tensors
+
+
+def _in_arena(
+    alone: Sequence[Sequence[int]], in_arena: Sequence[int]
+) -> list[tuple[int, ...]]:
+    """Return the temporary buffers of ops that are in the arena."""
+    left = Counter(in_arena)
+    found: list[tuple[int, ...]] = []
+    for sizes in alone:
+        own = []
+        for size in sizes:
+            if left[size] > 0:
+                left[size] -= 1
+                own.append(size)
+        found.append(tuple(own))
+    return found

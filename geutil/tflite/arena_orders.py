@@ -19,11 +19,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
-from geutil.tflite.arena_buffers import ArenaProgram
+from geutil.tflite.arena import ArenaProgram
 
 Order = Sequence[int]
 
@@ -58,7 +58,7 @@ def least_peak(
     Example:
         A sum of two branches; the one whose result is small had better run first:
 
-        >>> from geutil.tflite.arena_buffers import ArenaProgram, Value
+        >>> from geutil.tflite.arena import ArenaProgram, Value
         >>> x, large = Value(10, -1, (0, 1)), Value(40, 0, (3,))
         >>> wide, small = Value(90, 1, (2,)), Value(10, 2, (3,))
         >>> program = ArenaProgram(4, [x, large, wide, small, Value(1, 3)])
@@ -142,9 +142,13 @@ class _Space:
         ready = tuple(i for i, needs in enumerate(self._needs) if not needs)
         stack = [_State(0, self._start, ready, (), None)]
         seen: set[int] = set()
-        least, looked = self._all_bytes(), 0
+        least, looked = self._start + sum(self._made) + sum(self._temporary), 0
         while stack and looked < states:
-            state = self._advanced(stack.pop(), limit)
+            state = stack.pop()
+            # All that may run at once does.
+            while burst := self._free(state, limit):
+                for i in burst:
+                    state = self._ran(state, i)
             if state.ran == self._all:
                 return _Asked(_order_of(state), False, limit, looked)
             if state.ran in seen:
@@ -162,9 +166,6 @@ class _Space:
             stack += behind
         return _Asked(None, not stack, least, looked)
 
-    def _all_bytes(self) -> int:
-        return self._start + sum(self._made) + sum(self._temporary)
-
     def _peak(self, live: int, i: int) -> int:
         return live + self._made[i] + self._temporary[i]
 
@@ -180,15 +181,6 @@ class _Space:
         ready = tuple(sorted({*state.ready, *new} - {i}))
         live = state.live + self._growth(state.ran, i)
         return _State(ran, live, ready, (i,), state)
-
-    def _advanced(self, state: _State, limit: int) -> _State:
-        """Return the state after all that may run at once."""
-        while True:
-            burst = self._free(state, limit)
-            if not burst:
-                return state
-            for i in burst:
-                state = self._ran(state, i)
 
     def _free(self, state: _State, limit: int) -> list[int]:
         """Return operations after which no more bytes are alive than before."""
@@ -259,13 +251,10 @@ def _least_alive(program: ArenaProgram) -> list[int]:
                 used |= earlier[user]
             at &= used
             at |= 1 << value.maker if value.maker >= 0 else 0
-        alive[_flags(at, count)] += value.size
+        raw = np.frombuffer(at.to_bytes(-(-count // 8), "little"), np.uint8)
+        flags = np.unpackbits(raw, count=count, bitorder="little").astype(bool)
+        alive[flags] += value.size
     return [int(n) for n in alive]
-
-
-def _flags(mask: int, count: int) -> np.ndarray[Any, Any]:
-    raw = np.frombuffer(mask.to_bytes(-(-count // 8), "little"), np.uint8)
-    return np.unpackbits(raw, count=count, bitorder="little").astype(bool)
 
 
 class LeastArena(NamedTuple):
@@ -287,7 +276,7 @@ def least_arena(
     """Return the best of some orders, and of such that one move after another leads to.
 
     Example:
-        >>> from geutil.tflite.arena_buffers import ArenaProgram, Value
+        >>> from geutil.tflite.arena import ArenaProgram, Value
         >>> values = [Value(8, 0, (1,)), Value(1, 1), Value(8, 2, (3,)), Value(1, 3)]
         >>> program = ArenaProgram(4, values)
         >>> least_arena(program, lambda o: (program.peak(o),), [[0, 2, 1, 3]], enough=9)

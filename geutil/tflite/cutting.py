@@ -134,6 +134,17 @@ def of_blocks(tensor: LiteTensor) -> list[LiteTensor]:
     return [t for t in both if t is not None]
 
 
+def drop_unused(
+    file: Contents, graph: LiteGraph, tensors: Iterable[LiteTensor]
+) -> None:
+    """Leave those tensors out that nothing uses any more."""
+    used = {*graph.inputs, *graph.outputs, *(t for _, t in looking.ends(file, graph))}
+    used |= {t for op in graph.ops for t in op.intermediates if t}
+    used |= {t for t in graph.tensors if t.readers or t.makers}
+    used |= {scales for t in used for scales in of_blocks(t)}
+    graph.drop_tensors([t for t in tensors if t not in used])
+
+
 def copied_op(
     op: LiteOp,
     tensors: Mapping[LiteTensor, LiteTensor],
@@ -239,7 +250,10 @@ def _part(
     if ops is not None:
         chosen = looking.ops_of(file, ops, graph)
         if given is None:
-            given = _taken_by(chosen, graph)
+            # Constants that are computed for the ops come along.
+            free = _free_ops(graph)
+            taken, _ = looking.boundary_of(chosen, graph)
+            given = [t for t in taken if t.producer not in free]
         if results is None:
             results = looking.boundary_of(chosen, graph)[1]
     results = [*graph.outputs] if results is None else results
@@ -293,13 +307,6 @@ def _free_ops(graph: LiteGraph) -> set[LiteOp]:
     return looking.constant_ops(graph) | {
         op for op in graph.ops if op.kind in _FREE_KINDS
     }
-
-
-def _taken_by(ops: Sequence[LiteOp], graph: LiteGraph) -> list[LiteTensor]:
-    """Return what ops read from outside; constants computed for them are inside."""
-    free = _free_ops(graph)
-    taken, _ = looking.boundary_of(ops, graph)
-    return [t for t in taken if t.producer not in free]
 
 
 def _with_state(
@@ -501,16 +508,18 @@ def _kept(file: F, wanted: Sequence[LiteGraph], keys: Sequence[str] | None) -> F
     state.check_places_are_free(file, "leaving subgraphs out")
     if not wanted:
         raise TFLiteError("no subgraph is selected; a file needs one")
-    parts = []
-    for graph in file.graphs:
-        if graph in wanted:
-            kept = [
-                s
-                for key, s in file.signatures.items()
-                if s.graph is graph and (keys is None or key in keys)
-            ]
-            parts.append(FilePart.whole(graph, kept))
-    return assembled(file, parts)
+    parts = (
+        (graph, looking.signatures_of(file, graph))
+        for graph in file.graphs
+        if graph in wanted
+    )
+    return assembled(
+        file,
+        [
+            FilePart.whole(graph, [s for s in found if keys is None or s.key in keys])
+            for graph, found in parts
+        ],
+    )
 
 
 @checked
@@ -529,9 +538,4 @@ def keep_signatures(file: F, *keys: str) -> F:
         >>> m.keep_signatures("negate")
         LiteFile(['negate'], 1 subgraph(s), 1 ops)
     """
-    for key in keys:
-        if key not in file.signatures:
-            raise TFLiteError(
-                f"there is no signature '{key}'; there are {[*file.signatures]}"
-            )
-    return _kept(file, [file.signatures[key].graph for key in keys], keys)
+    return _kept(file, [looking.signature_of(file, key).graph for key in keys], keys)

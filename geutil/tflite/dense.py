@@ -26,18 +26,16 @@ def dense(tensor: LiteTensor) -> Array | None:
     if data is None or not data.size:
         return None
     if tensor.dtype == "string":
-        return _strings(tensor, data.tobytes())
+        # They lie behind their count and the places of their ends.
+        raw = data.tobytes()
+        ends = np.frombuffer(
+            raw, np.int32, int(np.frombuffer(raw, np.int32, 1)[0]) + 1, 4
+        )
+        texts = [raw[start:end] for start, end in pairwise(ends.tolist())]
+        return np.array(texts, object).reshape(tensor.sizes)
     if not tensor.is_sparse:
         return tensor.value
     return _filled_in(tensor, data)
-
-
-def _strings(tensor: LiteTensor, data: bytes) -> Array:
-    """Return strings, which lie behind their count and the places of their ends."""
-    count = int(np.frombuffer(data, np.int32, 1)[0])
-    ends = np.frombuffer(data, np.int32, count + 1, 4).tolist()
-    texts = [data[start:end] for start, end in pairwise(ends)]
-    return np.array(texts, object).reshape(tensor.sizes)
 
 
 def _filled_in(tensor: LiteTensor, data: Array) -> Array:
@@ -46,9 +44,8 @@ def _filled_in(tensor: LiteTensor, data: Array) -> Array:
     stored = data.view(DTYPES[tensor.dtype])
     parameters = tensor.record.sparsity
     order = np.asarray(parameters.traversalOrder).tolist()
-    blocked = np.asarray(
-        () if parameters.blockMap is None else parameters.blockMap
-    ).tolist()
+    blocks = () if parameters.blockMap is None else parameters.blockMap
+    blocked = np.asarray(blocks).tolist()
     levels = parameters.dimMetadata
     rank = len(tensor.sizes)
     if len(order) != len(levels) or len(order) != rank + len(blocked):
@@ -68,12 +65,9 @@ def _filled_in(tensor: LiteTensor, data: Array) -> Array:
         raise TFLiteError(
             f"{tensor.label} is sparse and has {stored.size} values for {count} places"
         )
-    sizes = {
-        rank + i: _size(levels[order.index(rank + i)]) for i in range(len(blocked))
-    }
-    for i, dimension in enumerate(blocked):
-        inner = rank + i
-        places[dimension] = places[dimension] * sizes[inner] + places[inner]
+    for inner, dimension in enumerate(blocked, rank):
+        size = int(levels[order.index(inner)].denseSize)
+        places[dimension] = places[dimension] * size + places[inner]
     result = np.zeros(tensor.sizes, stored.dtype)
     try:
         result[tuple(places[dimension] for dimension in range(rank))] = stored
@@ -82,15 +76,11 @@ def _filled_in(tensor: LiteTensor, data: Array) -> Array:
     return result
 
 
-def _size(level: Any) -> int:
-    return int(level.denseSize)
-
-
 def _below(level: Any, count: int) -> tuple[Array, Array]:
     """Return for each node of the next level its parent, and its index below that."""
     if level.format == schema().DimensionType.DENSE:
-        indices = np.tile(np.arange(_size(level)), count)
-        return np.repeat(np.arange(count), _size(level)), indices
+        indices = np.arange(int(level.denseSize))
+        return np.repeat(np.arange(count), indices.size), np.tile(indices, count)
     ends = np.asarray(level.arraySegments.values, np.int64)
     parents = np.repeat(np.arange(count), np.diff(ends))
     return parents, np.asarray(level.arrayIndices.values, np.int64)

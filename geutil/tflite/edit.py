@@ -12,15 +12,8 @@ from typing import Any
 from geutil.errors import TFLiteError
 from geutil.tflite import looking, making, state
 from geutil.tflite.arguments import checked
-from geutil.tflite.cutting import (
-    FilePart,
-    copied_op,
-    copied_tensors,
-    fill,
-    of_blocks,
-)
+from geutil.tflite.cutting import FilePart, copied_op, copied_tensors, drop_unused, fill
 from geutil.tflite.ends import give_ends, move_ends
-from geutil.tflite.fitting import check_fits
 from geutil.tflite.looking import GraphLike, OpLike, OpsLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     Buffer,
@@ -30,6 +23,7 @@ from geutil.tflite.parts import (
     LiteSignature,
     LiteTensor,
 )
+from geutil.tflite.verify import check_fits
 
 Replacement = str | LiteOp | LiteGraph | Contents
 
@@ -101,34 +95,15 @@ class EditPlan:
     def _check_made(self, removed: Sequence[LiteOp], edit: str) -> None:
         made = {t for op in self.ops for t in op.outputs}
         lost = {t for op in removed for t in op.outputs} - made
-        for op in self.ops:
-            for t in self._reads.get(op, op.inputs):
-                if t in lost:
-                    raise TFLiteError(
-                        f"{edit}: {op!r} still reads {t!r}; reroute it to another "
-                        "tensor first, or bypass the op that makes it"
-                    )
-        for t in self.outputs:
-            if t in lost:
-                raise TFLiteError(
-                    f"{edit}: {t!r} is an output of the file; reroute it to another "
-                    "tensor first, or bypass the op that makes it"
-                )
-
-
-def drop_unused(
-    file: Contents, graph: LiteGraph, tensors: Iterable[LiteTensor]
-) -> None:
-    """Leave those tensors out that nothing uses any more."""
-    used = {*graph.inputs, *graph.outputs, *(t for _, t in looking.ends(file, graph))}
-    used |= {t for op in graph.ops for t in op.intermediates if t}
-    used |= {scales for t in graph.tensors for scales in of_blocks(t)}
-    idle = {
-        t
-        for t in tensors
-        if graph.has_tensor(t) and not t.readers and not t.makers and t not in used
-    }
-    graph.drop_tensors(t for t in graph.tensors if t in idle)
+        reads = ((op, t) for op in self.ops for t in self._reads.get(op, op.inputs))
+        faults = [f"{op!r} still reads {t!r}" for op, t in reads if t in lost]
+        ends = (t for t in self.outputs if t in lost)
+        faults += [f"{t!r} is an output of the file" for t in ends]
+        for fault in faults:
+            raise TFLiteError(
+                f"{edit}: {fault}; reroute it to another tensor first, or bypass the "
+                "op that makes it"
+            )
 
 
 def check_alike(new: LiteTensor, old: LiteTensor) -> None:
@@ -359,7 +334,10 @@ def insert(
         after = given[0]
     check_alike(after, before)
     if name is not None or not isinstance(by, LiteOp):
-        after.name = _free_name(own, name or f"{before.name}/{_word(by)}")
+        after.name = looking.free_name(
+            name or f"{before.name}/{by.lower() if isinstance(by, str) else 'part'}",
+            (t.name for t in own.tensors),
+        )
     plan.reroute({before: after}, chosen, outputs=chosen is None)
     # An op that reads the tensor itself is not among the readers that move.
     readers = [op for op in plan.ops if op in (chosen or before.readers)]
@@ -369,20 +347,9 @@ def insert(
     return after
 
 
-def _word(by: Replacement) -> str:
-    return by.lower() if isinstance(by, str) else "part"
-
-
 def _check_free(op: LiteOp) -> None:
     if op.graph is not None:
         raise TFLiteError(f"{op!r} is in a subgraph already; pass op.copied({{}})")
-
-
-def _free_name(graph: LiteGraph, name: str) -> str:
-    taken = {t.name for t in graph.tensors}
-    if name not in taken:
-        return name
-    return next(n for i in range(1, 1 << 30) if (n := f"{name}_{i}") not in taken)
 
 
 @checked
@@ -490,7 +457,7 @@ def _incoming(
     fixed = {*taken, *(given or ())}
     for new in tensors.values():
         if new not in fixed:
-            new.name = _free_name(plan.graph, new.name)
+            new.name = looking.free_name(new.name, (t.name for t in plan.graph.tensors))
     called = state.called_graphs(part.ops)
     callees = {graph: LiteGraph(graph.name) for graph in called}
     for graph, copy in callees.items():

@@ -144,28 +144,20 @@ class _Ends:
     def _conversion(self, end: End) -> LiteOp | None:
         """Return the op that changes the type of an end, and nothing else reads."""
         tensor, graph = end.tensor, self._graph
+        op = tensor.producer
         if end.what == "input":
             readers = tensor.consumers
-            if (
-                len(readers) != 1
-                or readers[0].kind != "QUANTIZE"
-                or tensor in graph.outputs
-            ):
+            op = readers[0] if len(readers) == 1 else None
+            if op is None or op.kind != "QUANTIZE" or tensor in graph.outputs:
                 return None
-            op = readers[0]
             return op if _changes_type_alone(tensor, op.outputs[0]) else None
-        maker = tensor.producer
-        if (
-            maker is None
-            or tensor.readers
-            or maker.kind not in ("DEQUANTIZE", "QUANTIZE")
-        ):
+        if op is None or tensor.readers or op.kind not in ("DEQUANTIZE", "QUANTIZE"):
             return None
-        source = maker.inputs[0]
+        source = op.inputs[0]
         if source is None or not _changes_type_alone(tensor, source):
             return None
         # Weights behind a DEQUANTIZE are no integers of kernels.
-        return maker if source.producer is not None else None
+        return op if source.producer is not None else None
 
     def take(self, end: End, inner: LiteTensor) -> None:
         """Let the file take another type, and change it before all else."""
@@ -274,10 +266,7 @@ def set_end(
 
 
 def move_ends(
-    file: Contents,
-    graph: LiteGraph,
-    field: str,
-    moves: Mapping[LiteTensor, LiteTensor],
+    file: Contents, graph: LiteGraph, field: str, moves: Mapping[LiteTensor, LiteTensor]
 ) -> None:
     """Let ends of a subgraph, and those of its signatures, be other tensors."""
     setattr(graph, field, tuple(moves.get(t, t) for t in getattr(graph, field)))
@@ -333,7 +322,8 @@ def _ends_of(
     steps: Mapping[str, Quantization],
 ) -> list[End]:
     """Return the ends of a subgraph that are to change, and the types wanted."""
-    names = _names_of(file, graph, what)
+    names = looking.named_ends(file, graph, f"{what}s")
+    has_keys = bool(looking.signatures_of(file, graph))
     wanted = dict.fromkeys(names, types) if isinstance(types, str) else types or {}
     found: list[End] = []
     for name, dtype in wanted.items():
@@ -347,23 +337,14 @@ def _ends_of(
                 f"the file has no {what} '{name}' to give a type; its {what}s are "
                 f"{', '.join(names)}"
             )
-        tensor, key = names[name]
-        is_named = not isinstance(types, str)
-        found.append(End(what, name, dtype, is_named, tensor, key, steps.get(name)))
+        is_named, key = not isinstance(types, str), name if has_keys else ""
+        found.append(
+            End(what, name, dtype, is_named, names[name], key, steps.get(name))
+        )
     return found
 
 
 _NAMES = ("int8", "uint8", "int16", "float32")
-
-
-def _names_of(
-    file: Contents, graph: LiteGraph, what: str
-) -> dict[str, tuple[LiteTensor, str]]:
-    """Return the ends of a subgraph by the names of a signature, or of tensors."""
-    for signature in looking.signatures_of(file, graph):
-        ends = getattr(signature, f"{what}s")
-        return {name: (tensor, name) for name, tensor in ends.items()}
-    return {t.name: (t, "") for t in getattr(graph, f"{what}s")}
 
 
 @checked

@@ -20,15 +20,15 @@ from geutil.tflite import (
     joining,
     looking,
     making,
+    names,
     numbers,
-    renaming,
     resizing,
     stripping,
     verify,
 )
 from geutil.tflite.arguments import checked
 from geutil.tflite.parts import Contents
-from geutil.tflite.reading import read_into
+from geutil.tflite.reader import read_into
 from geutil.tflite.writing import Writer
 from geutil.writing import written_atomically
 
@@ -132,7 +132,7 @@ class LiteFile(Contents):
     clusters = cutting.clusters
     keep_signatures = cutting.keep_signatures
     keep_subgraphs = cutting.keep_subgraphs
-    rename = renaming.rename
+    rename = names.rename
     reroute = edit.reroute
     swap = edit.swap
     bypass = edit.bypass

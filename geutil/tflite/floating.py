@@ -15,7 +15,7 @@ from geutil.errors import TFLiteError
 from geutil.tflite.arguments import checked
 from geutil.tflite.ends import move_ends
 from geutil.tflite.numbers import Stored, numbers
-from geutil.tflite.parts import Array, Buffer, Contents, LiteGraph, LiteOp, LiteTensor
+from geutil.tflite.parts import Buffer, Contents, LiteGraph, LiteOp, LiteTensor
 from geutil.tflite.steps import STEPPED, limits, one_step
 from geutil.tflite.versions import version_of
 
@@ -58,7 +58,9 @@ def dequantize(file: Contents) -> Stored:
                 f"ops that only change types go, and the metadata '{name}' names ops "
                 "by their places; call strip() first"
             )
-    changed = [t for t in file.tensors if _stands_for_numbers(t) or _is_small(t)]
+    changed = [
+        t for t in file.tensors if _stands_for_numbers(t) or t.dtype == "float16"
+    ]
     concerned = set(changed)
     for op in file.ops:
         ends = [t for t in (*op.inputs, *op.outputs) if t in concerned]
@@ -78,10 +80,18 @@ def dequantize(file: Contents) -> Stored:
     ]
     sparse = [t for op in dropped for t in op.inputs if t is not None and t.is_sparse]
     whole = list(dict.fromkeys([*changed, *sparse]))
-    values = {t: numbers(t).astype(np.float32) for t in whole if _has_data(t)}
+    values = {
+        t: numbers(t).astype(np.float32)
+        for t in whole
+        if t.buffer.size and not t.makers
+    }
     touched = {op for t in changed for op in (*t.makers, *t.readers)}
     for tensor in whole:
-        _become_float(tensor, values.get(tensor))
+        tensor.dtype, tensor.quantization = "float32", None
+        if tensor in values:
+            tensor.value = values[tensor]
+        elif not tensor.buffer.size:
+            tensor.buffer = Buffer(tensor.buffer.data)
     for op in cutting:
         op.kind, op.table, op.options = "RELU", None, {}
     for graph in file.graphs:
@@ -95,14 +105,6 @@ def dequantize(file: Contents) -> Stored:
 def _stands_for_numbers(tensor: LiteTensor) -> bool:
     kinds = (*STEPPED, *_WIDE)
     return tensor.quantization is not None and tensor.dtype in kinds
-
-
-def _is_small(tensor: LiteTensor) -> bool:
-    return tensor.dtype == "float16"
-
-
-def _has_data(tensor: LiteTensor) -> bool:
-    return bool(tensor.buffer.size) and not tensor.makers
 
 
 def _is_dropped(op: LiteOp, changed: set[LiteTensor]) -> bool:
@@ -125,14 +127,6 @@ def _cuts_at_zero(op: LiteOp) -> bool:
             return False
         least.append((limits(tensor.dtype)[0] - step[1]) * step[0])
     return least[0] < 0 == least[1]
-
-
-def _become_float(tensor: LiteTensor, value: Array | None) -> None:
-    tensor.dtype, tensor.quantization = "float32", None
-    if value is not None:
-        tensor.value = value
-    elif not tensor.buffer.size:
-        tensor.buffer = Buffer(tensor.buffer.data)
 
 
 def _become_float_op(op: LiteOp) -> None:

@@ -7,27 +7,17 @@ Variables of the two files stay apart: names that both use are changed in one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from geutil.errors import TFLiteError
 from geutil.tflite import looking, resizing, state
 from geutil.tflite.arguments import checked
-from geutil.tflite.cutting import (
-    DEFAULT_SIGNATURE,
-    FilePart,
-    assembled,
-)
+from geutil.tflite.cutting import DEFAULT_SIGNATURE, FilePart, assembled
 from geutil.tflite.edit import EditPlan
 from geutil.tflite.ends import conversion
 from geutil.tflite.looking import GraphLike, TensorsLike
-from geutil.tflite.parts import (
-    Contents,
-    LiteGraph,
-    LiteOp,
-    LiteSignature,
-    LiteTensor,
-)
+from geutil.tflite.parts import Contents, LiteGraph, LiteOp, LiteSignature, LiteTensor
 from geutil.tflite.steps import have_equal_steps
 from geutil.tflite.stripping import share_buffers
 
@@ -88,18 +78,16 @@ def append(
     gone = {t for t in pairs.values() if t in own.outputs}
     if not gone:
         raise TFLiteError("connect names no output; use merge for files side by side")
-    kept = [t for t in own.outputs if t not in gone]
-    at = next(i for i, t in enumerate(own.outputs) if t in gone)
-    before = [t for t in own.outputs[:at] if t not in gone]
     results = [sources.get(t, t) for t in part.graph.outputs]
-    plan.outputs = (*before, *results, *kept[len(before) :])
+    plan.outputs = _in_place_of(own.outputs, gone, results)
     free = [t for t in part.graph.inputs if t not in pairs]
     plan.apply("an append")
     own.inputs = (*own.inputs, *free)
     part.settle()
     for signature in looking.signatures_of(file, own):
-        for name in [n for n, t in signature.outputs.items() if t in gone]:
-            del signature.outputs[name]
+        signature.outputs = {
+            n: t for n, t in signature.outputs.items() if t not in gone
+        }
         part.name_ends(signature, "inputs", free)
         part.name_ends(signature, "outputs", results, part.graph.outputs)
 
@@ -149,15 +137,11 @@ def prepend(
     left = [t for t in part.graph.outputs if t not in pairs]
     plan.outputs = (*plan.outputs, *left)
     plan.apply("a prepend")
-    at = next(i for i, t in enumerate(own.inputs) if t in made)
-    kept = [t for t in own.inputs if t not in made]
-    before = [t for t in own.inputs[:at] if t not in made]
-    own.inputs = (*before, *given, *kept[len(before) :])
+    own.inputs = _in_place_of(own.inputs, made, given)
     own.drop_tensors([t for t in made if not (t.readers or t in own.outputs)])
     part.settle()
     for signature in looking.signatures_of(file, own):
-        for name in [n for n, t in signature.inputs.items() if t in made]:
-            del signature.inputs[name]
+        signature.inputs = {n: t for n, t in signature.inputs.items() if t not in made}
         part.name_ends(signature, "inputs", given)
         part.name_ends(signature, "outputs", left)
 
@@ -208,6 +192,17 @@ def splice(file: F, other: F, at: TensorsLike, *, graph: GraphLike = None) -> No
     plan.reroute(fed, readers)
     plan.apply("a splice")
     part.settle()
+
+
+def _in_place_of(
+    ends: Sequence[LiteTensor], gone: Collection[LiteTensor], new: Iterable[LiteTensor]
+) -> tuple[LiteTensor, ...]:
+    """Return ends with new ones in the place of the first of those that go."""
+    at = next(i for i, t in enumerate(ends) if t in gone)
+    before, behind = (
+        [t for t in some if t not in gone] for some in (ends[:at], ends[at:])
+    )
+    return (*before, *new, *behind)
 
 
 class _Incoming:
@@ -273,7 +268,7 @@ class _Incoming:
         mine = [t for t in self.graph.tensors if t not in gone]
         taken = {t.name for t in {*own.tensors} - {*mine}}
         for tensor in mine:
-            tensor.name = _free(tensor.name, taken)
+            tensor.name = looking.free_name(tensor.name, taken)
             taken.add(tensor.name)
             own.add_tensor(tensor)
         self.file.graphs += self.copy.graphs[1:]
@@ -289,24 +284,13 @@ class _Incoming:
     ) -> None:
         """Let a signature name ends that came into the file."""
         ends = getattr(signature, field)
-        known = {t: name for name, t in self.named(field).items()}
+        known = {
+            t: name
+            for name, t in looking.named_ends(self.copy, self.graph, field).items()
+        }
         for tensor, own in zip(tensors, theirs or tensors, strict=True):
-            name = _free(known.get(own, own.name), ends)
+            name = looking.free_name(known.get(own, own.name), ends)
             ends[name] = tensor
-
-    def named(self, field: str) -> dict[str, LiteTensor]:
-        """Return inputs or outputs by their names in a signature, or their own."""
-        for signature in looking.signatures_of(self.copy, self.graph):
-            return dict(getattr(signature, field))
-        return {t.name: t for t in getattr(self.graph, field)}
-
-
-def _free(name: str, taken: Iterable[str]) -> str:
-    """Return a name like another one that is not taken."""
-    known = {*taken}
-    if name not in known:
-        return name
-    return next(n for i in range(1, 1 << 30) if (n := f"{name}_{i}") not in known)
 
 
 def _fits(source: LiteTensor, wanted: LiteTensor) -> bool:
@@ -356,7 +340,7 @@ def _pairs(
     """Return which ends of a part are which of the file."""
     if connect is None:
         return _guessed(part, theirs, ours, words)
-    names = part.named(f"{words[0]}s")
+    names = looking.named_ends(part.copy, part.graph, f"{words[0]}s")
     by_name = {**{t.name: t for t in theirs}, **names}
     found: dict[LiteTensor, LiteTensor] = {}
     for name, other in connect.items():
@@ -441,7 +425,7 @@ def _keep_apart(file: Contents, copy: Contents) -> None:
         else:
             plain = name.decode() if isinstance(name, bytes) else str(name or "")
             names = {n.decode() if isinstance(n, bytes) else str(n) for n in taken}
-            free = _free(plain, names).encode()
+            free = looking.free_name(plain, names).encode()
         new[kind, container, name] = free
         own.add((kind, container, free))
     for op in copy.ops:
@@ -520,6 +504,6 @@ def _own_signature(key: str, file: Contents) -> LiteSignature:
     for tensors in (graph.inputs, graph.outputs):
         named: dict[str, LiteTensor] = {}
         for tensor in tensors:
-            named[_free(tensor.name, named)] = tensor
+            named[looking.free_name(tensor.name, named)] = tensor
         ends.append(named)
     return LiteSignature(key, graph, *ends)

@@ -9,13 +9,7 @@ from typing import Any, TypeVar
 
 from geutil.errors import TFLiteError
 from geutil.tflite.arguments import checked
-from geutil.tflite.parts import (
-    Contents,
-    LiteGraph,
-    LiteOp,
-    LiteSignature,
-    LiteTensor,
-)
+from geutil.tflite.parts import Contents, LiteGraph, LiteOp, LiteSignature, LiteTensor
 from geutil.tflite.state import keeps_order
 
 T = TypeVar("T")
@@ -91,6 +85,30 @@ def tensors_of(
 def signatures_of(file: Contents, graph: LiteGraph) -> list[LiteSignature]:
     """Return the signatures of a subgraph."""
     return [s for s in file.signatures.values() if s.graph is graph]
+
+
+def signature_of(file: Contents, key: str) -> LiteSignature:
+    """Return the signature of a name."""
+    if key not in file.signatures:
+        raise TFLiteError(
+            f"there is no signature '{key}'; there are {[*file.signatures]}"
+        )
+    return file.signatures[key]
+
+
+def named_ends(file: Contents, graph: LiteGraph, field: str) -> dict[str, LiteTensor]:
+    """Return inputs or outputs by their names in a signature, or their own."""
+    for signature in signatures_of(file, graph):
+        return dict(getattr(signature, field))
+    return {t.name: t for t in getattr(graph, field)}
+
+
+def free_name(name: str, taken: Iterable[str]) -> str:
+    """Return a name, or one like it if it is taken."""
+    known = {*taken}
+    if name not in known:
+        return name
+    return next(n for i in range(1, 1 << 30) if (n := f"{name}_{i}") not in known)
 
 
 def ends(file: Contents, graph: LiteGraph) -> Iterator[tuple[str, LiteTensor]]:
@@ -261,7 +279,7 @@ def boundary_of(
         t
         for op in ops
         for t in op.inputs
-        if t and not _comes_along(t, graph) and t.producer not in inside
+        if t and not (t.is_variable or is_constant(t, graph) or t.producer in inside)
     )
     given = {*graph.outputs}
     out = dict.fromkeys(
@@ -271,10 +289,6 @@ def boundary_of(
         if t in given or any(reader not in inside for reader in t.readers)
     )
     return [*taken], [*out]
-
-
-def _comes_along(tensor: LiteTensor, graph: LiteGraph) -> bool:
-    return tensor.is_variable or is_constant(tensor, graph)
 
 
 def is_constant(tensor: LiteTensor, graph: LiteGraph) -> bool:

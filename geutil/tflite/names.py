@@ -12,8 +12,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
+from geutil.errors import TFLiteError
 from geutil.graph.op_types import CALLS, FAKE_QUANT
-from geutil.tflite.parts import LiteGraph, LiteOp
+from geutil.tflite import looking
+from geutil.tflite.arguments import checked
+from geutil.tflite.looking import GraphLike
+from geutil.tflite.parts import Contents, LiteGraph, LiteSignature, LiteTensor
 
 T = TypeVar("T")
 
@@ -69,11 +73,8 @@ def names_result(name: str) -> bool:
 def op_names(graph: LiteGraph) -> list[str]:
     """Return a name for each op of a subgraph, all different, by its first result."""
     unique = UniqueNames()
-    return [unique.name(_wanted(op)) for op in graph.ops]
-
-
-def _wanted(op: LiteOp) -> str:
-    return next(iter(sources_of(op.result)), op.kind.lower())
+    wanted = (next(iter(sources_of(op.result)), op.kind.lower()) for op in graph.ops)
+    return [*map(unique.name, wanted)]
 
 
 class UniqueNames:
@@ -116,3 +117,136 @@ def file_names(names: Sequence[str]) -> dict[str, str]:
 
 def _is_callable(name: str) -> bool:
     return name.isidentifier() and name.isascii() and not keyword.iskeyword(name)
+
+
+Names = Mapping[str, str]
+_Ends = dict[LiteTensor, tuple[str, str]]
+"""Ends, with the names that the caller has for them and gives them."""
+
+
+@checked
+def rename(
+    file: Contents,
+    inputs: Mapping[str, str] | None = None,
+    outputs: Mapping[str, str] | None = None,
+    *,
+    tensors: Mapping[str, str] | None = None,
+    signatures: Mapping[str, str] | None = None,
+    from_signature: bool | str = False,
+    graph: GraphLike = None,
+) -> None:
+    """Give inputs, outputs, tensors and signatures other names.
+
+    Args:
+        inputs: the new name of each input to rename, in signatures and as tensor.
+        outputs: the new name of each output to rename, likewise.
+        tensors: the new name of each other tensor to rename.
+        signatures: the new name of each signature to rename.
+        from_signature: whether ends take the names that signatures have for them,
+            in the place of such as "serving_default_x:0"; or the name of the
+            signature whose ends do.
+
+    Raises:
+        TFLiteError: there is nothing of an old name, or two would have one name.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("serving_default_x:0", "float32", [4])
+        >>> m.set_outputs([m.add("NEG", [x], name="y")])
+        >>> m.rename({"serving_default_x:0": "image"}, {"y": "scores"})
+        >>> m.graphs[0].inputs
+        (<LiteTensor 'image' float32 [4]>,)
+    """
+    own = looking.graph_of(file, graph)
+    new: dict[LiteTensor, str] = {}
+    if from_signature:
+        if not file.signatures:
+            raise TFLiteError("the file has no signature whose names it could take")
+        named_by = [*file.signatures.values()]
+        if from_signature is not True:
+            named_by = [looking.signature_of(file, from_signature)]
+        own = named_by[0].graph
+        for signature in named_by:
+            for name, t in (*signature.inputs.items(), *signature.outputs.items()):
+                new.setdefault(t, name)
+    ends: dict[str, _Ends] = {"inputs": {}, "outputs": {}}
+    for field, names in (("inputs", inputs), ("outputs", outputs)):
+        for old, name in (names or {}).items():
+            t = _end(file, old, own, field)
+            new[t] = name
+            ends[field][t] = old, name
+    for old, name in (tensors or {}).items():
+        new[looking.tensor_of(file, old, own)] = name
+    for one in file.graphs:
+        _check_names(new, one)
+    keys = _new_keys(file, signatures or {})
+    renamed = {
+        (s, field): _renamed(s, field, ends[field])
+        for s in looking.signatures_of(file, own)
+        for field in ("inputs", "outputs")
+    }
+    for t, name in new.items():
+        t.name = name
+    for (signature, field), named in renamed.items():
+        setattr(signature, field, named)
+    for old, signature in file.signatures.items():
+        signature.key = keys[old]
+    file.signatures = {s.key: s for s in file.signatures.values()}
+
+
+def _end(file: Contents, name: str, graph: LiteGraph, field: str) -> LiteTensor:
+    """Return the input or output that a signature or the tensor itself calls so."""
+    ends: tuple[LiteTensor, ...] = getattr(graph, field)
+    signatures = looking.signatures_of(file, graph)
+    known = [t for s in signatures for n, t in getattr(s, field).items() if n == name]
+    found = [*dict.fromkeys(known or [t for t in ends if t.name == name])]
+    if len(found) != 1:
+        raise TFLiteError(
+            f"'{name}' names {len(found)} {field} of {graph!r}; they are called "
+            f"{[t.name for t in ends]}"
+        )
+    return found[0]
+
+
+def _check_names(new: Mapping[LiteTensor, str], graph: LiteGraph) -> None:
+    """Refuse names that would mean two tensors."""
+    taken = {t.name: t for t in graph.tensors if t not in new}
+    for t, name in new.items():
+        if not name:
+            raise TFLiteError(f"{t!r} needs a name; strip(names=True) leaves names out")
+        if not graph.has_tensor(t):
+            continue
+        other = taken.setdefault(name, t)
+        if other is not t:
+            raise TFLiteError(
+                f"{t!r} and {other!r} would both be called '{name}'; rename the other "
+                f"one, too: rename(tensors={{'{other.name}': ...}})"
+            )
+
+
+def _renamed(
+    signature: LiteSignature, field: str, names: _Ends
+) -> dict[str, LiteTensor]:
+    old: dict[str, LiteTensor] = getattr(signature, field)
+    new: dict[str, LiteTensor] = {}
+    for key, t in old.items():
+        called, name = names.get(t, (key, key))
+        # Of several names for one tensor, the one that was passed changes.
+        stays = key != called and old.get(called) is t
+        new[key if stays else name] = t
+    if len(new) != len(old):
+        raise TFLiteError(
+            f"two {field} of signature '{signature.key}' would have one name: "
+            f"{dict(names.values())}"
+        )
+    return new
+
+
+def _new_keys(file: Contents, names: Names) -> dict[str, str]:
+    for old in names:
+        looking.signature_of(file, old)
+    keys = {key: names.get(key, key) for key in file.signatures}
+    if len({*keys.values()}) != len(keys) or not all(keys.values()):
+        raise TFLiteError(f"signatures need different names, not {[*keys.values()]}")
+    return keys

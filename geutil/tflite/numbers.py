@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -235,15 +235,22 @@ def set_quantization(
         scale 0.25, zero point -3
     """
     found = looking.tensor_of(file, tensor, looking.graph_of(file, graph))
-    steps = _new_steps(found, scale, zero_point)
+    with np.errstate(over="ignore"):
+        scales = tuple(np.atleast_1d(np.asarray(scale, np.float32)).tolist())
+    zeros = tuple(int(zero) for zero in np.atleast_1d(np.asarray(zero_point)))
+    zeros *= len(scales) if len(zeros) == 1 else 1
+    axis = 0 if found.quantization is None else found.quantization.axis
+    steps = Quantization(scales, zeros, axis)
     _check_steps(found, steps)
     members = _tied(file, found)
     for member in members:
         _check_member(member, found)
     if len(steps.scales) > 1 and len(members) > 1:
+        names = [t.label for t in members[1:]]
+        more = f" and {len(names) - 3} more" if names[3:] else ""
         raise TFLiteError(
-            f"{found.label} shares its scale with {_names(members[1:])}, which take "
-            "one scale each"
+            f"{found.label} shares its scale with {', '.join(names[:3])}{more}, which "
+            "take one scale each"
         )
     new = dict.fromkeys(members, steps)
     values: dict[LiteTensor, Array] = {}
@@ -263,11 +270,6 @@ def set_quantization(
         _replace_bias(op, place, made, own)
     changed = [*members, *(op.inputs[place] for op, place in biases)]
     return Stored(clipped, tuple(t for t in changed if t is not None))
-
-
-def _names(tensors: Iterable[LiteTensor]) -> str:
-    names = [f"{t.label}" for t in tensors]
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
 
 
 def _check_steps(tensor: LiteTensor, steps: Quantization) -> None:
@@ -364,14 +366,13 @@ def _calls(file: Contents) -> dict[LiteTensor, list[LiteTensor]]:
         if op.kind in ("IF", "WHILE"):
             skipped = 1 if op.kind == "IF" else 0
             graphs = op.subgraphs
-            for graph in graphs:
-                for pair in zip(op.inputs[skipped:], graph.inputs, strict=False):
-                    link(pair)
-            for graph in graphs if skipped else graphs[1:]:
-                for pair in zip(op.outputs, graph.outputs, strict=False):
-                    link(pair)
-            if not skipped:
-                for pair in zip(op.inputs, op.outputs, strict=False):
+            meeting = [(op.inputs[skipped:], graph.inputs) for graph in graphs]
+            # The condition of a loop gives none of its tensors.
+            bodies = graphs if skipped else graphs[1:]
+            meeting += [(op.outputs, graph.outputs) for graph in bodies]
+            meeting += [] if skipped else [(op.inputs, op.outputs)]
+            for some, others in meeting:
+                for pair in zip(some, others, strict=False):
                     link(pair)
         elif op.kind in ("READ_VARIABLE", "ASSIGN_VARIABLE"):
             handle = op.inputs[0]
@@ -399,9 +400,8 @@ def _biases(
             if bias is not None:
                 raise TFLiteError(f"the bias of {op!r} is computed, and cannot follow")
             continue
-        x, weights = (op.inputs[place] for place in places[:2])
-        own = _product(x, weights, new)
-        if own == old:
+        own = bias_steps(op, new)
+        if own is None or own == old:
             continue
         # The kernel reads integers without steps in those that it expects.
         exact = numbers(bias)
@@ -417,21 +417,6 @@ def _biases(
     return found
 
 
-def _product(
-    x: LiteTensor | None,
-    weights: LiteTensor | None,
-    new: Mapping[LiteTensor, Quantization],
-) -> Quantization:
-    """Return the steps of a bias: the input's scale times those of the weights."""
-    pair = []
-    for tensor in (x, weights):
-        steps = None if tensor is None else new.get(tensor, tensor.quantization)
-        pair.append(steps or Quantization((1.0,)))
-    scale = np.float32(pair[0].scales[0])
-    scales = tuple(float(scale * np.float32(s)) for s in pair[1].scales)
-    return replace(pair[1], scales=scales, zero_points=(0,) * len(scales), axis=0)
-
-
 def _replace_bias(op: LiteOp, place: int, value: Array, steps: Quantization) -> None:
     """Give an op a bias of its own, where others read it, too."""
     bias = op.inputs[place]
@@ -439,21 +424,6 @@ def _replace_bias(op: LiteOp, place: int, value: Array, steps: Quantization) -> 
         return
     if len(bias.readers) > 1 or sum(one is bias for one in op.inputs) > 1:
         bias = op.graph.add_tensor(bias.copied())
-        inputs = list(op.inputs)
-        inputs[place] = bias
-        op.inputs = inputs
+        op.set_input(place, bias)
     bias.quantization = steps
     bias.value = value
-
-
-def _new_steps(
-    tensor: LiteTensor, scale: float | Sequence[float], zero_point: int | Sequence[int]
-) -> Quantization:
-    """Return steps for a tensor of scales and zero points as a caller gives them."""
-    with np.errstate(over="ignore"):
-        scales = tuple(np.atleast_1d(np.asarray(scale, np.float32)).tolist())
-    zeros = tuple(int(zero) for zero in np.atleast_1d(np.asarray(zero_point)))
-    axis = 0 if tensor.quantization is None else tensor.quantization.axis
-    if len(zeros) == 1:
-        zeros *= len(scales)
-    return Quantization(scales, zeros, axis)

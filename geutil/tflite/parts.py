@@ -65,14 +65,12 @@ class Quantization:
             return "no steps"
         if len(self.scales) == 1:
             return f"scale {self.scales[0]:.6g}, zero point {self.zero_points[0]}"
-        zero = f", zero point {self.zero_points[0]}" if self._one_zero() else ""
+        is_one = len({*self.zero_points}) == 1
+        zero = f", zero point {self.zero_points[0]}" if is_one else ""
         return (
             f"{len(self.scales)} scales along axis {self.axis}, "
             f"{min(self.scales):.4g} to {max(self.scales):.4g}{zero}"
         )
-
-    def _one_zero(self) -> bool:
-        return len(set(self.zero_points)) == 1
 
     def __post_init__(self) -> None:
         for name, kind in (("scales", float), ("zero_points", int)):
@@ -83,10 +81,9 @@ class Quantization:
         shape = [1] * rank
         if len(self.scales) > 1:
             shape[self.axis] = -1
-        scales = np.asarray(self.scales, np.float32).reshape(shape)
-        return scales, np.asarray(self.zero_points, np.int64).reshape(-1)[
-            : len(self.scales)
-        ].reshape(shape if len(self.zero_points) > 1 else [1] * rank)
+        zeros = np.asarray(self.zero_points[: len(self.scales)], np.int64)
+        is_one = len(self.zero_points) <= 1
+        return self.sizes.reshape(shape), zeros.reshape([1] * rank if is_one else shape)
 
 
 class _Text:
@@ -295,13 +292,8 @@ class LiteTensor:
         return new
 
     def __str__(self) -> str:
-        shape = self.shape
-        sizes = (
-            "..."
-            if shape is None
-            else ", ".join("?" if size is None else str(size) for size in shape)
-        )
-        return f"{self.dtype} [{sizes}]"
+        sizes = ("?" if size is None else str(size) for size in self.shape or ())
+        return f"{self.dtype} [{', '.join(sizes)}]"
 
     def __repr__(self) -> str:
         return f"<LiteTensor {self.label} {self}>"
@@ -312,13 +304,10 @@ class LiteTensor:
         if self.name:
             return f"'{self.name}'"
         for op in (*self.makers, *self.readers):
-            is_made = op in self.makers
-            place = next(
-                i
-                for i, t in enumerate(op.outputs if is_made else op.inputs)
-                if t is self
-            )
-            return f"{'output' if is_made else 'input'} {place} of op {op.label}"
+            word = "output" if op in self.makers else "input"
+            ends: tuple[LiteTensor | None, ...] = getattr(op, f"{word}s")
+            place = next(i for i, t in enumerate(ends) if t is self)
+            return f"{word} {place} of op {op.label}"
         return "''"
 
 
@@ -397,9 +386,7 @@ class LiteOp:
     def inputs(self, tensors: Iterable[LiteTensor | None]) -> None:
         new = tuple(tensors)
         if self.graph is not None:
-            _unlink(self, self._inputs, "readers")
-            _link(self, new, "readers")
-            self.graph.add_tensors(new)
+            self._relink(self.graph, self._inputs, new, "readers")
         self._inputs = new
 
     @property
@@ -411,10 +398,19 @@ class LiteOp:
     def outputs(self, tensors: Iterable[LiteTensor]) -> None:
         new = tuple(tensors)
         if self.graph is not None:
-            _unlink(self, self._outputs, "makers")
-            _link(self, new, "makers")
-            self.graph.add_tensors(new)
+            self._relink(self.graph, self._outputs, new, "makers")
         self._outputs = new
+
+    def _relink(
+        self,
+        graph: LiteGraph,
+        old: Iterable[LiteTensor | None],
+        new: Sequence[LiteTensor | None],
+        field: str,
+    ) -> None:
+        _count(self, old, field, -1)
+        _count(self, new, field)
+        graph.add_tensors(new)
 
     @checked
     def set_input(self, slot: int, tensor: LiteTensor | None) -> None:
@@ -489,18 +485,14 @@ class LiteOp:
         return self.kind if place < 0 else f"{place} ({self.kind})"
 
 
-def _link(op: LiteOp, tensors: Iterable[LiteTensor | None], field: str) -> None:
+def _count(
+    op: LiteOp, tensors: Iterable[LiteTensor | None], field: str, step: int = 1
+) -> None:
+    """Count how often an op reads or makes each tensor."""
     for tensor in tensors:
         if tensor is not None:
             ops = getattr(tensor, field)
-            ops[op] = ops.get(op, 0) + 1
-
-
-def _unlink(op: LiteOp, tensors: Iterable[LiteTensor | None], field: str) -> None:
-    for tensor in tensors:
-        if tensor is not None:
-            ops = getattr(tensor, field)
-            ops[op] -= 1
+            ops[op] = ops.get(op, 0) + step
             if not ops[op]:
                 del ops[op]
 
@@ -577,8 +569,8 @@ class LiteGraph:
 
     def _attach(self, op: LiteOp) -> None:
         op.graph = self
-        _link(op, op.inputs, "readers")
-        _link(op, op.outputs, "makers")
+        _count(op, op.inputs, "readers")
+        _count(op, op.outputs, "makers")
         for tensor in (*op.inputs, *op.outputs, *op.intermediates):
             if tensor is not None:
                 self._tensors.setdefault(tensor)
@@ -591,8 +583,8 @@ class LiteGraph:
         """
         new = [*ops]
         for op in self._ops:
-            _unlink(op, op.inputs, "readers")
-            _unlink(op, op.outputs, "makers")
+            _count(op, op.inputs, "readers", -1)
+            _count(op, op.outputs, "makers", -1)
             op.graph = None
         self._ops, self._listed = new, None
         for op in self._ops:
@@ -644,14 +636,9 @@ class Code:
 
 
 class Contents:
-    """The contents of a TFLite file.
+    """The contents of a TFLite file; see `LiteFile` for what callers use.
 
     Attributes:
-        graphs: its subgraphs, the first of them the main one.
-        signatures: its signatures by their names.
-        metadata: the bytes that are stored in it besides, by name.
-        description: the converter's description of itself.
-        bytes_total: the size of the file that was read.
         record: the schema's object of the file, for tables that are read no further.
         codes: the op codes of the file that was read.
         buffers: its buffers in their order.

@@ -1,10 +1,17 @@
-"""The types that ops of TFLite files compute in, and what weights take by type."""
+"""The types that ops of TFLite files compute in, weights by type, and slow kernels.
+
+Kernels are slow on CPUs that are plain loops, where float ones are not: measured by
+`python -m benchmarks.quantized.kernels` with LiteRT 2.3 on one thread of an x86 machine
+with XNNPACK, each op alone with the data of a middle layer.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
 
-from geutil.tflite.parts import Contents, LiteOp, LiteTensor
+from geutil.tflite.parts import Contents, LiteOp
 
 _FLOATS = ("float", "bfloat")
 _QUANTIZED = ("int2", "int4", "int8", "int16", "uint4", "uint8")
@@ -17,6 +24,11 @@ _WIDE = frozenset(("int32", "int64"))
 def is_float(dtype: str) -> bool:
     """Tell whether a type is one of floats."""
     return dtype.startswith(_FLOATS)
+
+
+def by_count(counts: Mapping[str, int]) -> dict[str, int]:
+    """Return counts by word, the largest first."""
+    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
 
 def has_floats(op: LiteOp) -> bool:
@@ -34,8 +46,17 @@ def precision_of(op: LiteOp) -> str:
     read, made = op.reads, op.outputs
     if op.kind in _CONVERSIONS and read and made:
         return f"{read[0].dtype} to {made[0].dtype}"
-    computing = _main_type([*(t for t in read if not t.stored_bytes), *made])
-    weights = _weights_type(read)
+    data = [*(t for t in read if not t.stored_bytes), *made]
+    types = [t.dtype for t in data]
+    # Floats count first, then what is quantized.
+    known = [t for t in types if is_float(t)]
+    known += [t.dtype for t in data if t.quantization is not None]
+    known += [t for t in types if t not in _NO_NUMBERS]
+    computing = next(iter((*known, *types)), None)
+    constants = [t for t in read if t.stored_bytes and t.dtype not in _WIDE]
+    constants = [t for t in constants if is_float(t.dtype) or t.quantization]
+    largest = max(constants, key=lambda t: t.stored_bytes, default=None)
+    weights = None if largest is None else largest.dtype
     if weights is None or computing is None or weights == computing:
         return computing or "none"
     is_hybrid = is_float(computing) and not is_float(weights)
@@ -52,23 +73,6 @@ def is_quantized(precision: str) -> bool:
     return precision.startswith(_QUANTIZED) and " to " not in precision
 
 
-def _main_type(tensors: Sequence[LiteTensor]) -> str | None:
-    """Return the type that counts of several: floats, then what is quantized."""
-    types = [t.dtype for t in tensors]
-    floats = [dtype for dtype in types if is_float(dtype)]
-    quantized = [t.dtype for t in tensors if t.quantization is not None]
-    numbers = [dtype for dtype in types if dtype not in _NO_NUMBERS]
-    return next(iter([*floats, *quantized, *numbers, *types]), None)
-
-
-def _weights_type(read: Sequence[LiteTensor]) -> str | None:
-    """Return the type of the largest constant that an op reads, biases apart."""
-    weights = [t for t in read if t.stored_bytes and t.dtype not in _WIDE]
-    weights = [t for t in weights if is_float(t.dtype) or t.quantization is not None]
-    largest = max(weights, key=lambda t: t.stored_bytes, default=None)
-    return None if largest is None else largest.dtype
-
-
 def stored_bytes(file: Contents) -> dict[str, int]:
     """Return what the constants of a file take by their type, the largest first."""
     totals: dict[str, int] = {}
@@ -78,4 +82,60 @@ def stored_bytes(file: Contents) -> dict[str, int]:
         if tensor.stored_bytes:
             dtype, size = tensor.dtype, tensor.stored_bytes
             totals[dtype] = totals.get(dtype, 0) + size
-    return dict(sorted(totals.items(), key=lambda item: (-item[1], item[0])))
+    return by_count(totals)
+
+
+_INT8, _INT16, _HYBRID = "int8", "int16", "int8 while it runs"
+_INT4, _INT4_TO_FLOAT = "int8 with int4 weights", "float32 with int4 weights"
+_TIMES: dict[tuple[str, str], int] = {
+    (kind, computes_in): int(times)
+    for computes_in, row in {
+        _INT8: "BATCH_MATMUL 9, RELU 14, RELU6 14, RSQRT 160",
+        _INT4: "DEPTHWISE_CONV_2D 14",
+        _HYBRID: "DEPTHWISE_CONV_2D 4",
+        _INT16: "CONV_2D 40, DEPTHWISE_CONV_2D 30, TRANSPOSE_CONV 20, BATCH_MATMUL 40, "
+        "AVERAGE_POOL_2D 13, MAX_POOL_2D 11, MEAN 40, RELU 40, RELU6 15, LOGISTIC 8, "
+        "LEAKY_RELU 35, TANH 7, SOFTMAX 11, STRIDED_SLICE 17, RESIZE_BILINEAR 8",
+        _INT4_TO_FLOAT: "CONV_2D 6, FULLY_CONNECTED 7",
+    }.items()
+    for kind, times in map(str.split, row.split(","))
+}
+"""By type of op and what it computes in, how often the time of float goes into its."""
+
+
+@dataclass(frozen=True)
+class SlowOps:
+    """Ops of one type of a file that run on slow kernels."""
+
+    kind: str
+    computes_in: str
+    count: int
+    times: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.count} {self.kind} in {self.computes_in}, about {self.times} times "
+            "the time of float"
+        )
+
+
+def slow_ops(file: Contents) -> tuple[SlowOps, ...]:
+    """Return the ops of a file that run on slow kernels on CPUs."""
+    counts = Counter((op.kind, _computes_in(op)) for op in file.ops)
+    found = [
+        SlowOps(*key, count, _TIMES[key])
+        for key, count in counts.items()
+        if key in _TIMES
+    ]
+    return tuple(sorted(found, key=lambda slow: (-slow.times, slow.kind)))
+
+
+def _computes_in(op: LiteOp) -> str:
+    makers = (t.producer for t in op.reads)
+    unpacking = (m for m in makers if m is not None and m.kind == "DEQUANTIZE")
+    if any(maker.reads[0].dtype == "int4" for maker in unpacking):
+        return _INT4_TO_FLOAT
+    precision = precision_of(op)
+    if precision.endswith("int8 weights (hybrid)"):
+        return _HYBRID
+    return precision.removesuffix(" with int8 weights")

@@ -249,6 +249,12 @@ class _Fitting(Flow):
                     "other; convert the model from its source, at that batch size"
                 )
 
+    def entries(self, op: LiteOp, place: int) -> list[Any] | None:
+        """Return the numbers of a constant that an op reads; None if it is computed."""
+        tensor = op.inputs[place]
+        value = None if tensor is None else constant(tensor)
+        return None if value is None else value.reshape(-1).tolist()
+
     def _grows(self, op: LiteOp) -> bool:
         """Tell whether the shape of an output changes."""
         return any(_changed(self.old.shape(t), self.shape(t)) for t in op.outputs)
@@ -367,29 +373,27 @@ def _regrouped(
 
 def _groups(old: Known, made: Known) -> Iterable[tuple[list[int], list[int]]]:
     """Yield the dimensions of two shapes in groups that hold the same values."""
-    i = j = 0
-    while i < len(old) or j < len(made):
-        inputs, outputs = [], []
-        left = right = 1
-        if i < len(old):
-            left, i = (-1 if old[i] is None else int(old[i] or 0)), i + 1
-            inputs.append(i - 1)
-        if j < len(made):
-            right, j = (-1 if made[j] is None else int(made[j] or 0)), j + 1
-            outputs.append(j - 1)
-        while left != right and (i < len(old) or j < len(made)):
-            if i < len(old) and (left < right or j == len(made)):
-                left *= -1 if old[i] is None else int(old[i] or 0)
-                inputs.append(i)
-                i += 1
-            else:
-                right *= -1 if made[j] is None else int(made[j] or 0)
-                outputs.append(j)
-                j += 1
-        if not inputs or not outputs:
-            # Ones are left over at the end; they change nothing.
-            continue
-        yield inputs, outputs
+    sizes = [[-1 if n is None else n for n in shape] for shape in (old, made)]
+    at = [0, 0]
+
+    def left() -> list[int]:
+        return [side for side in (0, 1) if at[side] < len(sizes[side])]
+
+    while taking := left():
+        groups: tuple[list[int], list[int]] = [], []
+        products = [1, 1]
+        while taking:
+            for side in taking:
+                products[side] *= sizes[side][at[side]]
+                groups[side].append(at[side])
+                at[side] += 1
+            # The side that holds fewer values takes one more dimension.
+            sides = left() if products[0] != products[1] else []
+            fewer = 0 if products[0] < products[1] else 1
+            taking = [fewer] if fewer in sides else sides
+        # Ones that are left over at the end of one shape change nothing.
+        if all(groups):
+            yield groups
 
 
 def _fit_slice(flow: _Fitting, op: LiteOp) -> None:
@@ -434,12 +438,10 @@ def _fit_strided_slice(flow: _Fitting, op: LiteOp) -> None:
 
 def _fit_broadcast_to(flow: _Fitting, op: LiteOp) -> None:
     """Let a tensor be broadcast to the new size of a dimension that it had."""
-    target, dims = op.inputs[1], flow.changed(op)
-    value = None if target is None else constant(target)
+    sizes, dims = flow.entries(op, 1), flow.changed(op)
     new = flow.case(op).shapes[0]
-    if not dims or value is None or new is None:
+    if not dims or sizes is None or new is None:
         return
-    sizes = value.reshape(-1).tolist()
     for axis in dims:
         sizes[axis - len(new)] = new[axis]
     flow.rewrite(op, 1, sizes)
@@ -447,12 +449,11 @@ def _fit_broadcast_to(flow: _Fitting, op: LiteOp) -> None:
 
 def _fit_transpose_conv(flow: _Fitting, op: LiteOp) -> None:
     """Scale the shape that a transposed convolution makes with its input."""
-    shape, dims = op.inputs[0], flow.changed(op, 2)
-    value = None if shape is None else constant(shape)
-    if not dims or value is None:
+    sizes, dims = flow.entries(op, 0), flow.changed(op, 2)
+    if not dims or sizes is None:
         return
     old, new = flow.before(op, 2) or (), flow.case(op).shapes[2] or ()
-    sizes, steps = value.reshape(-1).tolist(), [1]
+    steps = [1]
     steps += [op.options.get(f"stride_{letter}") or 1 for letter in "hw"]
     for axis in dims:
         more = ((new[axis] or 0) - (old[axis] or 0)) * steps[axis]
@@ -488,20 +489,16 @@ def _fit_loop(flow: _Fitting, op: LiteOp) -> None:
     """Repeat the constants that a loop begins with for a batch that its body has."""
     case, body = flow.case(op), op.subgraphs[1]
     for _ in range(len(op.inputs)):
-        made = _loop_outputs(body, case)
+        trial = Flow()
+        # Tensors that are not reached do not fit yet.
+        with suppress(TFLiteError):
+            trial.follow(body, dict(zip(body.inputs, case.shapes, strict=True)))
+        made = [trial.shapes.get(t, t.shape) for t in body.outputs]
         grown = [i for i, shape in enumerate(made) if _changed(case.shapes[i], shape)]
         fitted = [i for i in grown if flow.repeat(op, i, made[i])]
         if not fitted:
             return
         case = flow.case(op)
-
-
-def _loop_outputs(body: LiteGraph, case: Case) -> list[Shape]:
-    """Return the shapes that a body makes, None of those that do not fit yet."""
-    trial = Flow()
-    with suppress(TFLiteError):
-        trial.follow(body, dict(zip(body.inputs, case.shapes, strict=True)))
-    return [trial.shapes.get(t, t.shape) for t in body.outputs]
 
 
 def _fit_assigned(flow: _Fitting, op: LiteOp) -> None:
@@ -518,23 +515,21 @@ def _fit_assigned(flow: _Fitting, op: LiteOp) -> None:
 def _fit_resize(flow: _Fitting, op: LiteOp) -> None:
     """Scale the size that an image is resized to, or keep it, as the caller says."""
     dims = [axis for axis in flow.changed(op) if axis in (1, 2)]
-    sizes = op.inputs[1]
-    value = None if sizes is None else constant(sizes)
-    if not dims or value is None or flow.resize == "keep":
+    stated = flow.entries(op, 1)
+    if not dims or stated is None or flow.resize == "keep":
         return
     if flow.resize is None:
         raise _ambiguous(
             op,
-            f"it resizes to {value.tolist()}, and nothing says whether that follows "
-            "its input",
+            f"it resizes to {stated}, and nothing says whether that follows its input",
             'pass resize="scale" or resize="keep"',
         )
     old, new = flow.before(op) or (), flow.shape(op.inputs[0]) or ()
-    made = value.reshape(-1).tolist()
+    made = [*stated]
     for axis in dims:
         made[axis - 1], left = divmod(made[axis - 1] * (new[axis] or 0), old[axis] or 1)
         if left:
-            raise _ambiguous(op, f"{value.tolist()} cannot be scaled with its input")
+            raise _ambiguous(op, f"{stated} cannot be scaled with its input")
     flow.rewrite(op, 1, made)
 
 
@@ -603,7 +598,7 @@ def set_batch_size(
         >>> m.tensor("y"), m.tensor("to").value.tolist()
         (<LiteTensor 'y' float32 [8, 4]>, [8, 4])
     """
-    if size is not None and not _is_size(size):
+    if size is not None and not 1 <= size <= LARGEST_SIZE:
         raise TFLiteError(f"a batch has at least one row, not {size!r}; None is any")
     own = looking.graph_of(file, graph)
     named = [t for t in own.inputs if t.shape] if inputs is None else inputs
@@ -622,10 +617,6 @@ def set_batch_size(
         )
     new = {t: (size, *shape[1:]) for t, shape in shapes.items()}
     _resize(file, own, new, batch=True, resize=None)
-
-
-def _is_size(size: Any) -> bool:
-    return 1 <= int(size) <= LARGEST_SIZE
 
 
 @checked
@@ -660,9 +651,8 @@ def set_input_shape(
     own = looking.graph_of(file, graph)
     tensor = looking.tensor_of(file, name, own)
     new, old = tuple(shape), tensor.shape or ()
-    if len(new) != len(old) or any(
-        size is not None and not _is_size(size) for size in new
-    ):
+    sizes = [size for size in new if size is not None]
+    if len(new) != len(old) or not all(1 <= size <= LARGEST_SIZE for size in sizes):
         raise TFLiteError(
             f"input {tensor.label} is {tensor}, and cannot have the shape "
             f"{list(new)}: the rank stays, and sizes are at least 1"
@@ -694,7 +684,14 @@ def _resize(
         )
     given: dict[LiteTensor, Shape] = {t: t.shape for t in graph.inputs}
     old = Flow().follow(graph, given)
-    probe = {t: _probed(t.shape or (), shape) for t, shape in new.items()}
+    # Sizes that are made free are followed as others.
+    probe = {
+        t: tuple(
+            a * _PROBE if a and b is None else b
+            for a, b in zip(t.shape or (), shape, strict=True)
+        )
+        for t, shape in new.items()
+    }
     fitted = _fitted(graph, old, {**given, **probe}, batch, resize)
     final: Flow = fitted
     if probe != new:
@@ -704,12 +701,6 @@ def _resize(
         final.variables = dict(fitted.variables)
         final.follow(graph, {**given, **new})
     _apply(fitted, old, final)
-
-
-def _probed(old: Known, new: Known) -> Known:
-    """Return a shape with other sizes for those that are made free."""
-    pairs = zip(old, new, strict=True)
-    return tuple(a * _PROBE if a and b is None else b for a, b in pairs)
 
 
 def _fitted(
@@ -786,10 +777,7 @@ def _apply(fitted: _Fitting, old: Flow, final: Flow) -> None:
             # Other ops can read the old value.
             new = made[key] = tensor.copied()
             new.value = value
-        inputs = list(op.inputs)
-        inputs[place] = made[key]
-        op.graph.add_tensor(made[key])
-        op.inputs = inputs
+        op.set_input(place, made[key])
         if not tensor.readers and tensor not in op.graph.outputs:
             op.graph.drop_tensors([tensor])
             made[key].name = tensor.name

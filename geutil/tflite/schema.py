@@ -31,23 +31,6 @@ IDENTIFIER = b"TFL3"
 CUSTOM = "CUSTOM"
 """The kind of ops that have no kernel in TFLite; each has a name of its own."""
 _MODULE = "tensorflow.lite.python.schema_py_generated"
-DTYPES: Mapping[str, Any] = {
-    "bool": np.bool_,
-    "complex128": np.complex128,
-    "complex64": np.complex64,
-    "float16": np.float16,
-    "float32": np.float32,
-    "float64": np.float64,
-    "int16": np.int16,
-    "int32": np.int32,
-    "int64": np.int64,
-    "int8": np.int8,
-    "uint16": np.uint16,
-    "uint32": np.uint32,
-    "uint64": np.uint64,
-    "uint8": np.uint8,
-}
-"""numpy's types of the types of tensors; others are packed, or have none."""
 PACKED_BITS: Mapping[str, int] = {"int2": 2, "int4": 4, "uint4": 4}
 """The bits of types of which a byte holds several values, the first one low."""
 _ENUMERATIONS = {
@@ -89,9 +72,19 @@ _OPTIONS = {
 """Kinds of ops whose table of options is not called after them."""
 
 
-def words(text: str) -> tuple[str, ...]:
-    """Return the words of a text: the kinds that a table is for."""
-    return tuple(text.split())
+def words(text: str) -> frozenset[str]:
+    """Return the words of a text as a set: the kinds that a table is for."""
+    return frozenset(text.split())
+
+
+_NAMES_OF_NUMPY = """
+    bool complex128 complex64 float16 float32 float64 int16 int32 int64 int8 uint16
+    uint32 uint64 uint8
+"""
+DTYPES: Mapping[str, Any] = {
+    name: np.dtype(name).type for name in _NAMES_OF_NUMPY.split()
+}
+"""numpy's types of the types of tensors; others are packed, or have none."""
 
 
 @cache

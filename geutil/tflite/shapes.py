@@ -141,17 +141,17 @@ def _image(case: Case, kernel: Sequence[Size], made: Size) -> list[Shape]:
 
 def _conv(case: Case) -> list[Shape]:
     """[batch, height, width, channels] by [channels made, height, width, ...]."""
-    depth, (made, *kernel, per_group) = case.shape(0)[-1], case.shape(1)
+    (_, _, _, depth), (made, kh, kw, per_group) = case.shape(0), case.shape(1)
     if None not in (depth, per_group) and depth % per_group:  # type: ignore[operator]
         raise _MismatchError(f"its weights take {per_group} channels, not {depth}")
-    return _image(case, kernel, made)
+    return _image(case, (kh, kw), made)
 
 
 def _depthwise(case: Case) -> list[Shape]:
-    depth, (_, *kernel, made) = case.shape(0)[-1], case.shape(1)
+    (_, _, _, depth), (_, kh, kw, made) = case.shape(0), case.shape(1)
     if None not in (depth, made) and made % depth:  # type: ignore[operator]
         raise _MismatchError(f"its weights make {made} channels of {depth}")
-    return _image(case, kernel, made)
+    return _image(case, (kh, kw), made)
 
 
 def _pool(case: Case) -> list[Shape]:

@@ -37,28 +37,10 @@ def _each(function: Callable[..., Any]) -> Fold:
     return fold
 
 
-def _shape_of(case: Case, shape: Shape) -> Array:
-    return np.asarray(case.shape(0), object)
-
-
-def _rank(case: Case, shape: Shape) -> Array:
-    return np.asarray(len(case.shape(0)), object)
-
-
 def _reshaped(case: Case, shape: Shape) -> Array:
     if shape is None or None in shape:
         raise Unknown
     return case.entries(0).reshape(shape)
-
-
-def _concatenation(case: Case, shape: Shape) -> Array:
-    parts = [case.entries(i) for i in range(len(case.shapes))]
-    return np.concatenate(parts, case.option("axis"))
-
-
-def _pack(case: Case, shape: Shape) -> Array:
-    parts = [case.entries(i) for i in range(len(case.shapes))]
-    return np.stack(parts, case.option("axis"))
 
 
 def _strided_slice(case: Case, shape: Shape) -> Array:
@@ -87,18 +69,6 @@ def _gather(case: Case, shape: Shape) -> Array:
     return np.asarray(np.take(case.entries(0), indices, case.option("axis")), object)
 
 
-def _product(case: Case, shape: Shape) -> Array:
-    axes = tuple(int(axis) for axis in case.value(1).reshape(-1))
-    made = np.prod(case.value(0), axis=axes, keepdims=bool(case.option("keep_dims")))
-    return np.asarray(made, object)
-
-
-def _cast(case: Case, shape: Shape) -> Array:
-    dtype = case.op.outputs[0].dtype
-    kind = float if dtype.startswith("float") else int
-    return _each(kind)(case, shape)
-
-
 def _filled(case: Case, shape: Shape) -> Array:
     count = None if shape is None else volume(shape)
     if count is None or count > _MOST:
@@ -114,10 +84,28 @@ def _range(case: Case, shape: Shape) -> Array:
     return np.arange(first, last, step).astype(object)
 
 
+def _joined(function: Callable[..., Any]) -> Fold:
+    """Return the fold of a function that joins all inputs along an axis."""
+    return lambda case, shape: function(
+        [case.entries(i) for i in range(len(case.shapes))], case.option("axis")
+    )
+
+
+def _product(case: Case, shape: Shape) -> Array:
+    axes = tuple(case.value(1).reshape(-1).astype(int).tolist())
+    made = np.prod(case.value(0), axis=axes, keepdims=bool(case.option("keep_dims")))
+    return np.asarray(made, object)
+
+
+def _cast(case: Case, shape: Shape) -> Array:
+    is_float = case.op.outputs[0].dtype.startswith("float")
+    return _each(float if is_float else int)(case, shape)
+
+
 FOLDS: Mapping[str, Fold] = {
     "ADD": _each(operator.add),
     "CAST": _cast,
-    "CONCATENATION": _concatenation,
+    "CONCATENATION": _joined(np.concatenate),
     "DIV": _each(lambda a, b: int(a / b) if isinstance(a, int) else a / b),
     "EXPAND_DIMS": _reshaped,
     "FILL": _filled,
@@ -129,12 +117,12 @@ FOLDS: Mapping[str, Fold] = {
     "MINIMUM": _each(min),
     "MUL": _each(operator.mul),
     "NEG": _each(operator.neg),
-    "PACK": _pack,
+    "PACK": _joined(np.stack),
     "RANGE": _range,
-    "RANK": _rank,
+    "RANK": lambda case, shape: np.asarray(len(case.shape(0)), object),
     "REDUCE_PROD": _product,
     "RESHAPE": _reshaped,
-    "SHAPE": _shape_of,
+    "SHAPE": lambda case, shape: np.asarray(case.shape(0), object),
     "SLICE": _slice,
     "SQUEEZE": _reshaped,
     "STRIDED_SLICE": _strided_slice,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from geutil.errors import TFLiteError
@@ -16,10 +17,8 @@ WRITERS = frozenset({"ASSIGN_VARIABLE", "HASHTABLE_IMPORT"})
 _READERS = frozenset({"HASHTABLE_FIND", "HASHTABLE_SIZE", "READ_VARIABLE"})
 TAKE_HANDLES = WRITERS | _READERS
 """Kinds that read a handle; ops that call subgraphs can hand one on."""
-_RANDOM = frozenset(
-    words(
-        "MULTINOMIAL RANDOM_STANDARD_NORMAL RANDOM_UNIFORM STABLEHLO_RNG_BIT_GENERATOR"
-    )
+_RANDOM = words(
+    "MULTINOMIAL RANDOM_STANDARD_NORMAL RANDOM_UNIFORM STABLEHLO_RNG_BIT_GENERATOR"
 )
 _ORDERED = HANDLES | WRITERS | _READERS | _RANDOM | {"CALL_ONCE", "DELEGATE"}
 FIXED_BY_METADATA: Mapping[str, str] = {
@@ -108,8 +107,7 @@ def leave_description_out(file: Contents) -> None:
 
 
 def in_order(
-    ops: Sequence[LiteOp],
-    inputs: Mapping[LiteOp, Sequence[LiteTensor | None]],
+    ops: Sequence[LiteOp], inputs: Mapping[LiteOp, Sequence[LiteTensor | None]]
 ) -> list[LiteOp]:
     """Return ops in an order in which each runs behind those that it reads from."""
     maker = {t: op for op in ops for t in op.outputs}
@@ -143,3 +141,54 @@ def in_order(
             "is made from its own result, or that ops with state make behind it"
         )
     return ordered
+
+
+_CALLS_OF_OTHERS = "STABLEHLO_CUSTOM_CALL"
+
+
+def calls_others(op: LiteOp) -> bool:
+    """Tell whether an op calls subgraphs, or functions of who runs the file."""
+    return bool(op.subgraphs) or op.kind == _CALLS_OF_OTHERS
+
+
+def dependencies(graph: LiteGraph) -> list[tuple[int, int]]:
+    """Return the pairs (earlier, later) of places of ops that must keep their order.
+
+    The later one reads what the earlier one makes, or both are stateful.
+    """
+    place = {op: at for at, op in enumerate(graph.ops)}
+    pairs = dict.fromkeys(
+        (place[maker], at)
+        for at, op in enumerate(graph.ops)
+        for tensor in op.reads
+        for maker in tensor.makers
+    )
+    stateful = (at for op, at in place.items() if keeps_order(op))
+    pairs |= dict.fromkeys(itertools.pairwise(stateful))
+    return [*pairs]
+
+
+def fixed_order_reason(file: Contents) -> str | None:
+    """Return why the ops of a file must stay where they are; None if they may move."""
+    named = (n for n in FIXED_BY_METADATA if n in file.metadata)
+    return next((f"its metadata '{n}' {FIXED_BY_METADATA[n]}" for n in named), None)
+
+
+def reorder(file: Contents, graph: LiteGraph, order: Sequence[int]) -> None:
+    """Let the ops of a subgraph run in another order; nothing else changes."""
+    check_places_are_free(file, "another order")
+    ops = graph.ops
+    if sorted(order) != list(range(len(ops))):
+        raise TFLiteError(
+            f"the order of subgraph {file.graphs.index(graph)} has to hold each of its "
+            f"{len(ops)} ops once"
+        )
+    step = {at: place for place, at in enumerate(order)}
+    for earlier, later in dependencies(graph):
+        if step[earlier] > step[later]:
+            raise TFLiteError(
+                f"op {later} ({ops[later].kind}) of subgraph "
+                f"{file.graphs.index(graph)} cannot run before op {earlier} "
+                f"({ops[earlier].kind}), whose result or state it needs"
+            )
+    graph.set_ops([ops[at] for at in order])

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 import numpy as np
 
-from geutil.tflite.integer_kernels import INTEGER_KERNELS, StepRule
+from geutil.tflite.kinds import KINDS, StepRule
 from geutil.tflite.parts import Array, LiteOp, LiteTensor, Quantization
 from geutil.tflite.schema import DTYPES, PACKED_BITS
 
@@ -25,13 +26,10 @@ BIASED: Mapping[str, tuple[int, int, int]] = {
     "TRANSPOSE_CONV": (2, 1, 3),
 }
 """The places of input, weights and bias, whose scale is the product of theirs."""
+_SHARED = (StepRule.JOINS, StepRule.KEEPS, StepRule.SELECTS)
 ONE_SCALE = frozenset(
     {
-        *(
-            k
-            for k, v in INTEGER_KERNELS.items()
-            if v.rule in (StepRule.JOINS, StepRule.KEEPS)
-        ),
+        *(name for name, kind in KINDS.items() if kind.rule in _SHARED),
         *("ASSIGN_VARIABLE", "DYNAMIC_UPDATE_SLICE", "NEG", "READ_VARIABLE"),
         *("REVERSE_SEQUENCE", "SCATTER_ND"),
     }
@@ -56,11 +54,8 @@ def limits(dtype: str) -> tuple[int, int]:
     if bits is None:
         info = np.iinfo(DTYPES[dtype])
         return int(info.min), int(info.max)
-    return (
-        (0, 2**bits - 1)
-        if dtype[0] == "u"
-        else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
-    )
+    low = 0 if dtype[0] == "u" else -(2 ** (bits - 1))
+    return low, low + 2**bits - 1
 
 
 _INTEGERS = (*STEPPED, "int32", "uint16")
@@ -92,18 +87,16 @@ def faults_of_steps(
 
 def numbers_of(integers: Array, steps: Quantization) -> Array:
     """Return the numbers that integers stand for, in float32."""
-    if steps.block:
-        scales, zeros = _of_blocks(integers, steps)
-    else:
-        scales, zeros = steps.along(integers.ndim)
-    made: Array = (
-        (integers.astype(np.int64) - zeros) * scales.astype(np.float64)
-    ).astype(np.float32)
+    scales, zeros = _along(integers, steps)
+    exact = (integers.astype(np.int64) - zeros) * scales.astype(np.float64)
+    made: Array = exact.astype(np.float32)
     return made
 
 
-def _of_blocks(integers: Array, steps: Quantization) -> tuple[Array, Array]:
-    """Return the scale and zero point of each value of blocks."""
+def _along(integers: Array, steps: Quantization) -> tuple[Array, Array]:
+    """Return scales and zero points that broadcast over values, those of blocks too."""
+    if not steps.block:
+        return steps.along(integers.ndim)
     found = []
     for tensor in (steps.block_scales, steps.block_zeros):
         value = None if tensor is None else tensor.value
@@ -119,10 +112,7 @@ def integers_of(numbers: Array, steps: Quantization, dtype: str) -> tuple[Array,
 
     Halves are rounded away from zero, as TFLite does.
     """
-    if steps.block:
-        scales, zeros = _of_blocks(numbers, steps)
-    else:
-        scales, zeros = steps.along(numbers.ndim)
+    scales, zeros = _along(numbers, steps)
     exact = numbers.astype(np.float64) / scales
     wanted = np.trunc(exact + np.copysign(0.5, exact)) + zeros
     low, high = limits(dtype)
@@ -130,15 +120,17 @@ def integers_of(numbers: Array, steps: Quantization, dtype: str) -> tuple[Array,
     return stored.astype(DTYPES.get(dtype, np.int8)), stored != wanted
 
 
-def bias_steps(op: LiteOp) -> Quantization | None:
-    """Return the steps that the bias of an op has to have; None without such a bias."""
+def bias_steps(
+    op: LiteOp, new: Mapping[LiteTensor, Quantization] = MappingProxyType({})
+) -> Quantization | None:
+    """Return the steps of an op's bias where some tensors have new ones, or None."""
     places = BIASED.get(op.kind)
     if places is None or op.is_custom or places[2] >= len(op.inputs):
         return None
     x, weights, bias = (op.inputs[place] for place in places)
     if x is None or weights is None or bias is None or bias.dtype not in _WIDE:
         return None
-    of_x, of_weights = x.quantization, weights.quantization
+    of_x, of_weights = (new.get(t, t.quantization) for t in (x, weights))
     if of_x is None or of_weights is None or of_weights.block:
         return None
     scale = np.float32(of_x.scales[0])

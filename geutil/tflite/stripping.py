@@ -9,11 +9,9 @@ from typing import Any
 from geutil.errors import TFLiteError
 from geutil.tflite import looking, state
 from geutil.tflite.arguments import checked
-from geutil.tflite.cutting import of_blocks
+from geutil.tflite.cutting import drop_unused
 from geutil.tflite.parts import Buffer, Code, Contents, LiteGraph, LiteOp
-
-RUNTIME = "min_runtime_version"
-"""The metadata that say which runtime has all kernels; loaders may ask for it."""
+from geutil.tflite.versions import RUNTIME
 
 
 @checked
@@ -70,19 +68,24 @@ def strip(
         if ops:
             graph.set_ops(op for op in graph.ops if op not in ops)
     if unused:
-        _drop_graphs(file)
+        # Subgraphs that nothing calls and no signature names.
+        roots = [looking.graph_of(file), *(s.graph for s in file.signatures.values())]
+        kept = {*roots, *state.called_graphs(op for g in roots for op in g.ops)}
+        file.graphs = [graph for graph in file.graphs if graph in kept]
         for graph in file.graphs:
             # Places of tensors are in the metadata of an arena, too.
             if not {*fixed} - {*dropped}:
-                _drop_tensors(file, graph)
+                drop_unused(file, graph, graph.tensors)
         file.kept, file.buffers = {0}, file.buffers[:1]
         # The writer adds those of ops that have another kind or version now.
         used = {id(Code.of(op)) for op in file.ops}
         file.codes = [code for code in file.codes if id(code) in used]
     if buffers:
         share_buffers(file)
-    if names:
-        _drop_names(file)
+    for graph in file.graphs if names else ():
+        graph.name = ""
+        for t in {*graph.tensors} - {*graph.inputs, *graph.outputs}:
+            t.name = ""
 
 
 def _chosen_metadata(file: Contents, metadata: object) -> list[str]:
@@ -102,26 +105,9 @@ def _chosen_metadata(file: Contents, metadata: object) -> list[str]:
 
 def _dead_ops(graph: LiteGraph) -> set[LiteOp]:
     """Return the ops that no output needs and that change no state."""
-    needed = looking.behind(graph.outputs)
     effects = [op for op in graph.ops if state.has_effect(op)]
-    needed += effects
-    needed += looking.behind(t for op in effects for t in op.reads)
-    return {*graph.ops} - {*needed}
-
-
-def _drop_graphs(file: Contents) -> None:
-    """Leave out subgraphs that nothing calls and no signature names."""
-    roots = [looking.graph_of(file), *(s.graph for s in file.signatures.values())]
-    kept = {*roots, *state.called_graphs(op for g in roots for op in g.ops)}
-    file.graphs = [graph for graph in file.graphs if graph in kept]
-
-
-def _drop_tensors(file: Contents, graph: LiteGraph) -> None:
-    used = {*graph.inputs, *graph.outputs, *(t for _, t in looking.ends(file, graph))}
-    used |= {t for op in graph.ops for t in op.intermediates if t}
-    used |= {t for t in graph.tensors if t.readers or t.makers}
-    used |= {scales for t in used for scales in of_blocks(t)}
-    graph.drop_tensors([t for t in graph.tensors if t not in used])
+    read = (*graph.outputs, *(t for op in effects for t in op.reads))
+    return {*graph.ops} - {*effects, *looking.behind(read)}
 
 
 def share_buffers(file: Contents) -> None:
@@ -140,13 +126,3 @@ def share_buffers(file: Contents) -> None:
                 first[key] = known.setdefault(digest, buffer)
     for t in file.tensors:
         t.buffer = first.get(id(t.buffer), t.buffer)
-
-
-def _drop_names(file: Contents) -> None:
-    """Leave out the names of tensors inside, and of subgraphs."""
-    for graph in file.graphs:
-        graph.name = ""
-        ends = {*graph.inputs, *graph.outputs}
-        for t in graph.tensors:
-            if t not in ends:
-                t.name = ""

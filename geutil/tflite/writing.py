@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from geutil.errors import GeutilError, TFLiteError
-from geutil.tflite.archive import moved_archive
 from geutil.tflite.arguments import check_text
 from geutil.tflite.parts import (
     Array,
@@ -27,6 +26,7 @@ from geutil.tflite.parts import (
     Quantization,
     copied_record,
 )
+from geutil.tflite.reader import moved_archive
 from geutil.tflite.schema import (
     CUSTOM,
     FAULTS,
@@ -132,58 +132,50 @@ class Writer:
         head = bytearray(builder.Output())
         head += bytes(-len(head) % _ALIGNMENT)
         tables = schema().Model.GetRootAs(head, 0)
-        places = self._places(head, tables)
-        if not self._split and places[-1] > _LARGEST:
+        pieces, total = self._behind(head, tables)
+        if not self._split and total > _LARGEST:
             raise TFLiteError(
-                f"the file would take {places[-1]:,} bytes with its weights inside"
+                f"the file would take {total:,} bytes with its weights inside"
             )
         yield bytes(head)
         end = len(head)
-        for buffer, place in zip(self._written(), places[:-1], strict=True):
-            prefix = b"" if self._split else struct.pack("<I", buffer.size)
+        for place, prefix, data in pieces:
             yield bytes(place - end - len(prefix)) + prefix
-            yield np.ascontiguousarray(buffer.data).data
-            end = place + buffer.size
-        for place, options in self._large_at:
-            yield bytes(place - end) + options
-            end = place + len(options)
-        yield bytes(places[-1] - end)
+            yield data
+            end = place + len(data)
+        yield bytes(total - end)
         if self._file.archive is not None:
-            yield moved_archive(self._file.archive, places[-1])
+            yield moved_archive(self._file.archive, total)
 
-    def _written(self) -> list[Buffer]:
-        return [b for b in self._buffers if b.data is not None and self._is_behind(b)]
-
-    def _is_behind(self, buffer: Buffer) -> bool:
-        return bool(buffer.size) or (buffer.data is not None and not self._split)
-
-    def _places(self, head: bytearray, tables: Any) -> list[int]:
-        """Return where bytes will lie, and the end; let the tables say so."""
-        places, end = [], len(head)
+    def _behind(
+        self, head: bytearray, tables: Any
+    ) -> tuple[list[tuple[int, bytes, Any]], int]:
+        """Return the bytes behind the tables, placed, and the end; note the places."""
+        pieces: list[tuple[int, bytes, Any]] = []
+        end = len(head)
         for i, buffer in enumerate(self._buffers):
-            if buffer.data is None or not self._is_behind(buffer):
+            if buffer.data is None or (self._split and not buffer.size):
                 continue
             table = tables.Buffers(i)._tab
             # In a flatbuffer, the count of the bytes stands before them.
-            start = end + (0 if self._split else 4)
+            prefix = b"" if self._split else struct.pack("<I", buffer.size)
+            start = end + len(prefix)
             start += -start % _ALIGNMENT
             if self._split:
                 struct.pack_into("<Q", head, table.Pos + table.Offset(_OFFSET), start)
             else:
                 field = table.Pos + table.Offset(_DATA)
                 struct.pack_into("<I", head, field, start - 4 - field)
-            places.append(start)
+            pieces.append((start, prefix, np.ascontiguousarray(buffer.data).data))
             end = start + buffer.size
-        self._large_at = []
         for graph, op, options in self._large:
             table = tables.Subgraphs(graph).Operators(op)._tab
             start = end + -end % _ALIGNMENT
             field = table.Pos + table.Offset(_LARGE_OFFSET)
             struct.pack_into("<Q", head, field, start)
-            self._large_at.append((start, options))
+            pieces.append((start, b"", options))
             end = start + len(options)
-        places.append(end + -end % 4)
-        return places
+        return pieces, end + -end % 4
 
     def _model(self) -> Any:
         """Return the schema's object of the file."""

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from geutil.tflite.integer_kernels import INEXACT, INTEGER_KERNELS
+from geutil.tflite.kinds import INEXACT, KINDS
 from tests.interpreter import has_floats
 from tests.quantize.converted import Together, spec, types_of
 from tests.quantize.test_kernels import FLOAT_CASES, KERNEL_CASES, one
@@ -48,7 +48,7 @@ LAYER_CASES = {
     "Roll": KERNEL_CASES["Roll"],
     "a reshaped input": one(lambda a: tf.exp(tf.reshape(a, [2, -1])) * 0.5),
 }
-INT16_KERNELS = {k for k, one in INTEGER_KERNELS.items() if "int16" in one.types}
+INT16_KERNELS = {k for k, one in KINDS.items() if "int16" in one.widths}
 FLOATS = {
     "DepthToSpace": "DEPTH_TO_SPACE",
     "Exp": "EXP",

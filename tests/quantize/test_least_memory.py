@@ -9,15 +9,14 @@ import tensorflow as tf
 from geutil import model, tflite
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.quantize import arena_bytes, least_memory_order, to_int8
-from geutil.tflite.arena import measure_arena
-from geutil.tflite.arena_programs import RUNTIMES, runtime_arenas
-from geutil.tflite.order import dependencies
+from geutil.tflite.arena import RUNTIMES, measure_arena, runtime_arenas
 from geutil.tflite.parts import Buffer
+from geutil.tflite.state import dependencies
 from testdata.irregular_cells import irregular_network
 from tests.interpreter import new_interpreter
 from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager
-from tests.tflite.test_order import converted, moved
+from tests.tflite.test_state import converted, moved
 
 pytestmark = needs_eager
 VARIABLES = ("READ_VARIABLE", "ASSIGN_VARIABLE")

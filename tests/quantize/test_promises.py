@@ -4,7 +4,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.quantize import compare_int8, quantize, to_int8
-from geutil.tflite.integer_kernels import INTEGER_KERNELS
+from geutil.tflite.kinds import KINDS
 from tests.quantize.converted import Together, alternate, opened, samples, spec
 from tests.settings import needs_eager
 
@@ -104,7 +104,7 @@ def test_layers_with_the_same_weights_and_ops_that_compute_the_same():
 
 def test_a_promise_that_is_not_kept_is_told(monkeypatch, caplog):
     # As with a runtime that lacks a kernel which the plan counts on.
-    monkeypatch.delitem(INTEGER_KERNELS, "SUB")
+    monkeypatch.delitem(KINDS, "SUB")
     m = opened(twins, spec(6, 4))
     assert quantize(m, is_training=False).coverage == 1.0
     data = samples(m.inputs)

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.errors import PlanError
-from geutil.tflite.arena_buffers import (
+from geutil.tflite.arena import (
     ArenaBuffer,
     ArenaProgram,
     Value,

@@ -13,8 +13,13 @@ from geutil.notebook_display import Shown
 from geutil.sizes import size_text
 from geutil.tflite import LiteFile, LiteTensor, Quantization
 from geutil.tflite.parts import FLEX
-from geutil.tflite.precision import precision_of, stored_bytes
-from geutil.tflite.speed import SlowOps, slow_ops
+from geutil.tflite.precision import (
+    SlowOps,
+    by_count,
+    precision_of,
+    slow_ops,
+    stored_bytes,
+)
 
 _SHOWN = 10
 
@@ -230,7 +235,7 @@ class TFLiteInspection(Inspection):
         weights: the bytes of constants by their type, such as "int8".
         custom_ops: how many ops TFLite has no kernel of its own for, by type.
         flex_ops: how many run as ops of TensorFlow, and need its kernels, by type.
-        slow_ops: those that run on slow kernels on CPUs; see `geutil.tflite.speed`.
+        slow_ops: those that run on slow kernels on CPUs; see `geutil.tflite.precision`.
         metadata: the names of other entries stored in the file.
         description: the converter's description of itself.
     """
@@ -302,15 +307,17 @@ def inspect_tflite(file: Path) -> TFLiteInspection:
             key: _ends(signature.inputs, signature.outputs)
             for key, signature in content.signatures.items()
         },
-        ops=_ordered(Counter(op.kind for op in main.ops)),
-        function_ops=_ordered(Counter(op.kind for g in others for op in g.ops)),
+        ops=by_count(Counter(op.kind for op in main.ops)),
+        function_ops=by_count(Counter(op.kind for g in others for op in g.ops)),
         functions=tuple(
             FunctionInfo(g.name, len(g.ops), len(g.inputs), len(g.outputs))
             for g in others
         ),
         bytes_total=content.bytes_total,
         bytes_constants=sum(weights.values()),
-        ends=_ends(_named(main.inputs), _named(main.outputs)),
+        ends=_ends(
+            *({t.name: t for t in each} for each in (main.inputs, main.outputs))
+        ),
         precisions=by_precision,
         weights=weights,
         custom_ops=custom,
@@ -331,21 +338,9 @@ def _kinds(
         counts.setdefault(precision_of(op), Counter())[op.kind] += 1
         custom[op.kind] += op.is_custom
     in_order = sorted(counts.items(), key=lambda item: (-item[1].total(), item[0]))
-    flex = {kind: n for kind, n in custom.items() if _is_flex(kind) and n}
-    own = {kind: n for kind, n in custom.items() if not _is_flex(kind) and n}
-    return {p: _ordered(c) for p, c in in_order}, _ordered(own), _ordered(flex)
-
-
-def _is_flex(kind: str) -> bool:
-    return kind.startswith(FLEX)
-
-
-def _ordered(counts: Mapping[str, int]) -> dict[str, int]:
-    return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
-
-
-def _named(tensors: Iterable[LiteTensor]) -> dict[str, LiteTensor]:
-    return {tensor.name: tensor for tensor in tensors}
+    flex = {kind: n for kind, n in custom.items() if kind.startswith(FLEX) and n}
+    own = {kind: n for kind, n in custom.items() if n and not kind.startswith(FLEX)}
+    return {p: by_count(c) for p, c in in_order}, by_count(own), by_count(flex)
 
 
 def _ends(

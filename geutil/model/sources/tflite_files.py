@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,11 +13,7 @@ from geutil.errors import ModelError, TFLiteError
 from geutil.model import programs
 from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState
-from geutil.model.sources.objects import (
-    DEFAULT_SIGNATURE,
-    Source,
-    program_of_graph,
-)
+from geutil.model.sources.objects import DEFAULT_SIGNATURE, Source, program_of_graph
 from geutil.model.sources.tflite_ops import (
     CUSTOM,
     FORWARDING,
@@ -39,6 +35,7 @@ from geutil.model.sources.tflite_values import (
 )
 from geutil.tflite.file import LiteFile
 from geutil.tflite.parts import FLEX, LiteGraph, LiteOp, LiteSignature, LiteTensor
+from geutil.tflite.state import called_graphs
 
 _UNPACKING = frozenset(("DENSIFY", "DEQUANTIZE"))
 
@@ -53,9 +50,7 @@ def source_of_lite(file: LiteFile) -> Source:
     holdings = SharedState()
     holdings.add_variables(model.variables.all.values(), model.variables.all)
     return Source(
-        what,
-        {name: partial(_same, program) for name, program in built.items()},
-        holdings,
+        what, {name: partial(built.__getitem__, name) for name in built}, holdings
     )
 
 
@@ -75,16 +70,12 @@ def tflite_kinds() -> tuple[str, ...]:
     return tuple(sorted((*KINDS, *RECURRENT)))
 
 
-def _same(program: ModelProgram) -> ModelProgram:
-    return program
-
-
 def _entries(file: LiteFile) -> dict[str, LiteSignature]:
     """Return the signatures of a file, or one for each subgraph that no op calls."""
     if file.signatures:
         return dict(file.signatures)
-    called = {id(g) for op in file.ops for g in _called(op)}
-    mains = [g for g in file.graphs if id(g) not in called] or file.graphs[:1]
+    called = {graph for op in file.ops for graph in op.subgraphs}
+    mains = [g for g in file.graphs if g not in called] or file.graphs[:1]
     entries: dict[str, LiteSignature] = {}
     for graph in mains:
         wanted = DEFAULT_SIGNATURE if graph is file.graphs[0] else graph.name or "graph"
@@ -101,11 +92,6 @@ def _public(tensors: Iterable[LiteTensor]) -> dict[str, LiteTensor]:
     return named
 
 
-def _called(op: LiteOp) -> Iterator[LiteGraph]:
-    """Yield the subgraphs that an op calls."""
-    return (g for g in op.options.values() if isinstance(g, LiteGraph))
-
-
 def _plain_name(tensor: LiteTensor) -> str:
     """Return the name of the op that a tensor is named after, fit for TensorFlow."""
     first = tensor.name.partition(";")[0].partition(":")[0].strip("/ ")
@@ -118,24 +104,13 @@ def _builder(op: LiteOp) -> Builder | None:
     return KINDS.get(op.kind) or RECURRENT.get(op.kind)
 
 
-def _unknown(call: Call) -> Any:
-    raise TFLiteError(f"TensorFlow has no ops for the kind {call.op.kind}")
-
-
 def _refuse_unknown(what: str, entries: Mapping[str, LiteSignature]) -> None:
     """Raise if some op that a signature needs has no ops of TensorFlow."""
-    waiting = [entry.graph for entry in entries.values()]
-    seen: dict[int, LiteGraph] = {}
+    graphs = dict.fromkeys(entry.graph for entry in entries.values())
+    graphs |= dict.fromkeys(called_graphs(op for g in graphs for op in g.ops))
     unknown: dict[str, list[LiteOp]] = {}
-    while waiting:
-        graph = waiting.pop()
-        if id(graph) in seen:
-            continue
-        seen[id(graph)] = graph
-        for op in graph.ops:
-            waiting.extend(_called(op))
-            if _builder(op) is None:
-                unknown.setdefault(op.kind, []).append(op)
+    for op in (op for graph in graphs for op in graph.ops if _builder(op) is None):
+        unknown.setdefault(op.kind, []).append(op)
     if not unknown:
         return
     told = "; ".join(
@@ -212,7 +187,11 @@ class _Model:
         """Call the ops of a program as the file calls their results."""
         nodes = programs.nodes_by_name(program.graph_def)
         counts = {
-            node: _outputs_of(nodes[node]) for node in self.names if node in nodes
+            name: max(len(nodes[name].attr["_output_shapes"].list.shape), 1)
+            if "_output_shapes" in nodes[name].attr
+            else 1
+            for name in self.names
+            if name in nodes
         }
         used = set(nodes)
         new = {}
@@ -242,18 +221,12 @@ class _Model:
             _Subgraph(self, graph, False).run(())
 
 
-def _outputs_of(node: Any) -> int:
-    shapes = (
-        node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else ()
-    )
-    return max(len(shapes), 1)
-
-
 class _Subgraph:
     """One run of a subgraph of a file: what stands for each of its tensors."""
 
     def __init__(self, model: _Model, graph: LiteGraph, trains: bool) -> None:
         self._model = model
+        self.variable, self.initialize = model.state, model.initialize
         self._graph = graph
         self._trains = trains
         self._values: dict[int, Any] = {}
@@ -291,12 +264,19 @@ class _Subgraph:
 
     def _build(self, op: LiteOp) -> None:
         """Make the ops of TensorFlow for an op of the file."""
-        if op.kind in _UNPACKING and self._unpacks(op):
-            return
-        build = _builder(op) or _unknown
+        if op.kind in _UNPACKING and op.inputs[0] is not None:
+            source, result = self.value(op.inputs[0]), op.outputs[0]
+            if isinstance(source, Constant) and not has_steps(result):
+                # A constant that is unpacked is a constant.
+                unpacked = Constant(result, source.stored, dtype_of(result))
+                self._values[id(result)] = unpacked
+                return
+        build = _builder(op)
         name = _plain_name(op.outputs[0]) if op.outputs else op.kind.lower()
         self._op_name = name
         try:
+            if build is None:
+                raise TFLiteError(f"TensorFlow has no ops for the kind {op.kind}")
             with tf.name_scope(f"{name}/"):
                 made = build(Call(op, self))
         except TFLiteError as error:
@@ -311,20 +291,15 @@ class _Subgraph:
         for tensor, result in zip(op.outputs, results, strict=False):
             self._values[id(tensor)] = self._finished(op, tensor, result)
 
-    def _unpacks(self, op: LiteOp) -> bool:
-        """Let a constant that an op unpacks be a constant in its place."""
-        read, result = op.inputs[0], op.outputs[0]
-        source = None if read is None else self.value(read)
-        if not isinstance(source, Constant) or has_steps(result):
-            return False
-        self._values[id(result)] = Constant(result, source.stored, dtype_of(result))
-        return True
-
     def _finished(self, op: LiteOp, tensor: LiteTensor, result: Any) -> Any:
         """Return a result under its name, and rounded to the steps of the file."""
         if not tf.is_tensor(result):
             return result
-        self._name(tensor, result)
+        if self._trains and result.graph is self._model.graph:
+            # The op of the result is to have the name that the file has for it.
+            name = _plain_name(tensor)
+            if result.op.name.startswith(f"{name}/"):
+                self._model.names.setdefault(result.op.name, name)
         if not has_steps(tensor) or not result.dtype.is_floating:
             return result
         sources = (t for t in op.inputs if t is not None)
@@ -332,14 +307,6 @@ class _Subgraph:
             return result
         scope = f"{_plain_name(tensor)}/act_quant"
         return self._model.variables.rounded(result, tensor, scope)
-
-    def _name(self, tensor: LiteTensor, result: Any) -> None:
-        """Note the name that the op of a result is to have."""
-        if not self._trains or result.graph is not self._model.graph:
-            return
-        name = _plain_name(tensor)
-        if result.op.name.startswith(f"{name}/"):
-            self._model.names.setdefault(result.op.name, name)
 
     def value(self, source: LiteTensor) -> Any:
         """Return whatever stands for a tensor of the file."""
@@ -401,11 +368,3 @@ class _Subgraph:
     def results_of(self, graph: LiteGraph, values: Sequence[Any]) -> list[Any]:
         """Return the results of another subgraph."""
         return _Subgraph(self._model, graph, self._trains).run(values)
-
-    def variable(self, handle: Handle, like: LiteTensor) -> Any:
-        """Return the variable of a handle."""
-        return self._model.state(handle, like)
-
-    def initialize(self, graph: LiteGraph) -> None:
-        """Let a subgraph set variables, once."""
-        self._model.initialize(graph)

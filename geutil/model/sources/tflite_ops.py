@@ -7,6 +7,7 @@ them in the file, and whoever asks rounds the result.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -58,11 +59,9 @@ class Call:
 
     def __getitem__(self, place: int) -> Any:
         """Return the tensor at a place of the inputs."""
-        return self.around.tensor(self.source(place), self._learns(place))
-
-    def _learns(self, place: int) -> bool:
         slots = LEARNED.get(self.op.kind, ())
-        return slots is None or place in slots
+        is_learned = slots is None or place in slots
+        return self.around.tensor(self.source(place), is_learned)
 
     def has(self, place: int) -> bool:
         """Tell whether there is an input at a place."""
@@ -140,11 +139,6 @@ def _fused(function: Callable[..., Any]) -> Builder:
     return lambda call: activated(call, function(*call.all()))
 
 
-def _division(x: Any, y: Any) -> Any:
-    # TFLite's quotients of integers are cut off towards zero, as C++ does.
-    return tf.math.divide(x, y) if x.dtype.is_floating else tf.truncatediv(x, y)
-
-
 def _reduction(function: Callable[..., Any]) -> Builder:
     return lambda call: function(
         call[0], call[1], keepdims=call.option("keep_dims", False)
@@ -195,47 +189,35 @@ def _depthwise(call: Call) -> Any:
     if strides[1] == strides[2]:
         made = tf.nn.depthwise_conv2d(x, filters, strides, padding, dilations=dilations)
     else:
-        # The kernel has one stride: the larger part of the result is left out.
-        made = _depthwise_by_two(x, filters, strides, padding, dilations)
+        # That kernel has one stride; a grouped convolution is the same.
+        grouped = tf.reshape(filters, [height, width, 1, count])
+        made = tf.nn.conv2d(x, grouped, strides, padding, dilations=dilations)
     return _biased(call, made, 2)
 
 
-def _depthwise_by_two(
-    x: Any, filters: Any, strides: list[int], padding: str, dilations: list[int]
-) -> Any:
-    """Return a depthwise convolution of two strides: a grouped one."""
-    channels, each = filters.shape[2:]
-    grouped = tf.reshape(filters, [*filters.shape[:2], 1, channels * each])
-    return tf.nn.conv2d(x, grouped, strides, padding, dilations=dilations)
+def _transposed(function: Callable[..., Any], order: Sequence[int]) -> Builder:
+    """Return the entry of transposed convolutions, whose weights have axes so."""
+
+    def build(call: Call) -> Any:
+        strides = _strides(call) if len(order) == 4 else _volume(call, "stride_{}")
+        filters = call.weights(1, order)
+        made = function(call[2], filters, call[0], strides, _padding(call))
+        return _biased(call, made, 3)
+
+    return build
 
 
-def _transposed_convolution(call: Call) -> Any:
-    filters = call.weights(1, [1, 2, 0, 3])
-    made = tf.nn.conv2d_transpose(
-        call[2], filters, call[0], _strides(call), _padding(call)
-    )
-    return _biased(call, made, 3)
-
-
-def _volume(call: Call, names: Sequence[str]) -> list[int]:
-    return [1, *(max(call.option(name, 1), 1) for name in names), 1]
+def _volume(call: Call, name: str) -> list[int]:
+    return [1, *(max(call.option(name.format(axis), 1), 1) for axis in "dhw"), 1]
 
 
 def _convolution_3d(call: Call) -> Any:
-    strides = _volume(call, ("stride_d", "stride_h", "stride_w"))
-    names = "dilation_d_factor", "dilation_h_factor", "dilation_w_factor"
-    filters = call.weights(1, [0, 1, 2, 3, 4])
-    made = tf.nn.conv3d(
-        call[0], filters, strides, _padding(call), dilations=_volume(call, names)
+    strides, dilations = (
+        _volume(call, name) for name in ("stride_{}", "dilation_{}_factor")
     )
+    filters = call.weights(1, range(5))
+    made = tf.nn.conv3d(call[0], filters, strides, _padding(call), dilations=dilations)
     return _biased(call, made, 2)
-
-
-def _transposed_convolution_3d(call: Call) -> Any:
-    strides = _volume(call, ("stride_d", "stride_h", "stride_w"))
-    filters = call.weights(1, [0, 1, 2, 3, 4])
-    made = tf.nn.conv3d_transpose(call[2], filters, call[0], strides, _padding(call))
-    return _biased(call, made, 3)
 
 
 def _fully_connected(call: Call) -> Any:
@@ -248,15 +230,6 @@ def _fully_connected(call: Call) -> Any:
     return _biased(call, tf.matmul(x, matrix), 2)
 
 
-def _batch_product(call: Call) -> Any:
-    return tf.matmul(
-        call[0],
-        call[1],
-        adjoint_a=call.option("adj_x", False),
-        adjoint_b=call.option("adj_y", False),
-    )
-
-
 def _pool(function: Callable[..., Any]) -> Builder:
     def build(call: Call) -> Any:
         window = [call.option("filter_height"), call.option("filter_width")]
@@ -264,10 +237,6 @@ def _pool(function: Callable[..., Any]) -> Builder:
         return activated(call, made)
 
     return build
-
-
-def _root_of_mean_square(x: Any, *window: Any) -> Any:
-    return tf.sqrt(tf.nn.avg_pool2d(tf.square(x), *window))
 
 
 def _resize(op: Callable[..., Any]) -> Builder:
@@ -311,22 +280,6 @@ def _strided_slice(call: Call) -> Any:
     return tf.strided_slice(call[0], begin, end, call[3], **masks)
 
 
-def _softmax(call: Call) -> Any:
-    beta = call.option("beta", 1.0)
-    return tf.nn.softmax(call[0] if beta == 1.0 else call[0] * beta)
-
-
-def _prelu(call: Call) -> Any:
-    # In the form in which Keras writes it, which TFLite's converter knows.
-    x, alpha = call[0], call[1]
-    return tf.nn.relu(x) + -alpha * tf.nn.relu(-x)
-
-
-def _hard_swish(call: Call) -> Any:
-    x = call[0]
-    return x * tf.nn.relu6(x + 3.0) * (1.0 / 6.0)
-
-
 def _update_slice(call: Call) -> Any:
     x, update, start = call[0], call[1], call[2]
     free = tf.shape(x) - tf.shape(update)
@@ -334,11 +287,6 @@ def _update_slice(call: Call) -> Any:
     around = tf.stack([start, free - start], 1)
     is_new = tf.pad(tf.ones_like(update, tf.bool), around)
     return tf.where(is_new, tf.pad(update, around), x)
-
-
-def _one_hot(call: Call) -> Any:
-    on, off = call[2], call[3]
-    return tf.one_hot(call[0], call[1], on, off, axis=call.option("axis", -1))
 
 
 def _gather(call: Call) -> Any:
@@ -404,10 +352,6 @@ def _fake_quant(call: Call) -> Any:
     )
 
 
-def _same(call: Call) -> Any:
-    return call[0]
-
-
 def _with_other_steps(call: Call) -> Any:
     """Return a tensor that is rounded next, cut off at 0 if the new range begins there.
 
@@ -417,15 +361,6 @@ def _with_other_steps(call: Call) -> Any:
     before, after = lowest_number(call.source(0)), lowest_number(call.op.outputs[0])
     cuts = before is not None and before < 0.0 and after == 0.0
     return tf.nn.relu(x) if cuts else x
-
-
-def _in_parts(call: Call) -> Any:
-    return tf.split(call[1], call.option("num_splits"), call.scalar(0))
-
-
-def _in_given_parts(call: Call) -> Any:
-    sizes = call.number(1).tolist()
-    return tf.split(call[0], sizes, call.scalar(2))
 
 
 def _values(call: Call, start: int) -> list[Value]:
@@ -446,9 +381,7 @@ def _branches(call: Call) -> Any:
     values = _values(call, 1)
     then, other = call.option("then_subgraph_index"), call.option("else_subgraph_index")
     return tf.cond(
-        call.scalar(0),
-        lambda: call.run(then, values),
-        lambda: call.run(other, values),
+        call.scalar(0), lambda: call.run(then, values), lambda: call.run(other, values)
     )
 
 
@@ -497,11 +430,6 @@ def _common(
         return tf.TensorShape(None)
     pairs = zip(before, after, strict=True)
     return tf.TensorShape([a if a == b else None for a, b in pairs])
-
-
-def _read_variable(call: Call) -> Any:
-    handle = call.around.value(call.source(0))
-    return call.around.variable(handle, call.op.outputs[0]).read_value()
 
 
 def _assign_variable(call: Call) -> Any:
@@ -563,78 +491,105 @@ def _transposed_with_bias(call: Call) -> Any:
 
 _RAW = tf.raw_ops
 
+
+def _table(entry: Callable[..., Builder], rows: str) -> dict[str, Builder]:
+    """Return the entries of rows of a kind and its function of TensorFlow."""
+    pairs = (row.split() for row in rows.split(","))
+    return {kind: entry(operator.attrgetter(name)(tf)) for kind, name in pairs}
+
+
 KINDS: Mapping[str, Builder] = {
-    "ABS": _plain(tf.abs),
+    **_table(
+        _plain,
+        """
+        ABS abs, ATAN2 atan2, BITWISE_XOR bitwise.bitwise_xor,
+        BROADCAST_ARGS broadcast_dynamic_shape, BROADCAST_TO broadcast_to,
+        CEIL math.ceil, COMPLEX_ABS abs, COS cos, ELU nn.elu, EQUAL equal, EXP exp,
+        FILL fill, FLOOR floor, FLOOR_DIV math.floordiv, FLOOR_MOD math.floormod,
+        GATHER_ND gather_nd, GREATER greater, GREATER_EQUAL greater_equal,
+        IMAG math.imag, LESS less, LESS_EQUAL less_equal, LOG math.log,
+        LOGICAL_AND logical_and, LOGICAL_NOT logical_not, LOGICAL_OR logical_or,
+        LOGISTIC sigmoid, LOG_SOFTMAX nn.log_softmax, MATRIX_DIAG linalg.diag,
+        MATRIX_SET_DIAG linalg.set_diag, MAXIMUM maximum, MINIMUM minimum,
+        NEG negative, NOT_EQUAL not_equal, POW pow, RANGE range, RANK rank,
+        REAL math.real, RELU nn.relu, RELU6 nn.relu6, REVERSE_V2 reverse,
+        RFFT2D signal.rfft2d, RIGHT_SHIFT bitwise.right_shift, ROUND round,
+        RSQRT math.rsqrt, SCATTER_ND scatter_nd, SEGMENT_SUM math.segment_sum,
+        SELECT_V2 where, SIGN sign, SIN sin, SLICE slice, SQRT sqrt, SQUARE square,
+        SQUARED_DIFFERENCE math.squared_difference, TANH tanh, TILE tile,
+        TRANSPOSE transpose, UNSORTED_SEGMENT_MAX math.unsorted_segment_max,
+        UNSORTED_SEGMENT_MIN math.unsorted_segment_min,
+        UNSORTED_SEGMENT_PROD math.unsorted_segment_prod,
+        UNSORTED_SEGMENT_SUM math.unsorted_segment_sum, WHERE where
+        """,
+    ),
+    **_table(
+        _reduction,
+        """
+        MEAN reduce_mean, REDUCE_ALL reduce_all, REDUCE_ANY reduce_any,
+        REDUCE_MAX reduce_max, REDUCE_MIN reduce_min, REDUCE_PROD reduce_prod,
+        SUM reduce_sum
+        """,
+    ),
     "ADD": _fused(tf.add),
     "ADD_N": lambda call: tf.add_n(call.all()),
     "ARG_MAX": _extremum(tf.argmax),
     "ARG_MIN": _extremum(tf.argmin),
     "ASSIGN_VARIABLE": _assign_variable,
-    "ATAN2": _plain(tf.atan2),
     "AVERAGE_POOL_2D": _pool(tf.nn.avg_pool2d),
-    "BATCH_MATMUL": _batch_product,
+    "BATCH_MATMUL": lambda call: tf.matmul(
+        *call.all(),
+        adjoint_a=call.option("adj_x", False),
+        adjoint_b=call.option("adj_y", False),
+    ),
     "BATCH_TO_SPACE_ND": lambda call: _RAW.BatchToSpaceND(
         input=call[0], block_shape=call[1], crops=call[2]
     ),
     "BITCAST": _bits,
-    "BITWISE_XOR": _plain(tf.bitwise.bitwise_xor),
-    "BROADCAST_ARGS": _plain(tf.broadcast_dynamic_shape),
-    "BROADCAST_TO": _plain(tf.broadcast_to),
     "BUCKETIZE": lambda call: _RAW.Bucketize(
         input=call[0], boundaries=list(call.option("boundaries", ()))
     ),
     "CALL": _call("subgraph"),
     "CALL_ONCE": _initialize,
     "CAST": _cast,
-    "CEIL": _plain(tf.math.ceil),
-    "COMPLEX_ABS": _plain(tf.abs),
     "CONCATENATION": lambda call: activated(
         call, tf.concat(call.all(), call.option("axis", 0))
     ),
     "CONV_2D": _convolution,
     "CONV_3D": _convolution_3d,
-    "CONV_3D_TRANSPOSE": _transposed_convolution_3d,
-    "COS": _plain(tf.cos),
+    "CONV_3D_TRANSPOSE": _transposed(tf.nn.conv3d_transpose, range(5)),
     "CUMSUM": lambda call: tf.cumsum(
         call[0],
         call.scalar(1),
         exclusive=call.option("exclusive", False),
         reverse=call.option("reverse", False),
     ),
-    "DENSIFY": _same,
+    "DENSIFY": lambda call: call[0],
     "DEPTHWISE_CONV_2D": _depthwise,
     "DEPTH_TO_SPACE": lambda call: tf.nn.depth_to_space(
         call[0], call.option("block_size")
     ),
     "DEQUANTIZE": lambda call: tf.cast(call[0], call.dtype),
-    "DIV": _fused(_division),
+    # Quotients of integers are cut off towards zero, as C++ does.
+    "DIV": _fused(
+        lambda x, y: (tf.math.divide if x.dtype.is_floating else tf.truncatediv)(x, y)
+    ),
     "DYNAMIC_UPDATE_SLICE": _update_slice,
-    "ELU": _plain(tf.nn.elu),
     "EMBEDDING_LOOKUP": lambda call: tf.gather(call[1], call[0]),
-    "EQUAL": _plain(tf.equal),
-    "EXP": _plain(tf.exp),
     "EXPAND_DIMS": lambda call: tf.expand_dims(call[0], call.scalar(1)),
     "FAKE_QUANT": _fake_quant,
-    "FILL": _plain(tf.fill),
-    "FLOOR": _plain(tf.floor),
-    "FLOOR_DIV": _plain(tf.math.floordiv),
-    "FLOOR_MOD": _plain(tf.math.floormod),
     "FULLY_CONNECTED": _fully_connected,
     "GATHER": _gather,
-    "GATHER_ND": _plain(tf.gather_nd),
     "GELU": lambda call: tf.nn.gelu(call[0], call.option("approximate", False)),
-    "GREATER": _plain(tf.greater),
-    "GREATER_EQUAL": _plain(tf.greater_equal),
-    "HARD_SWISH": _hard_swish,
+    "HARD_SWISH": lambda call: call[0] * tf.nn.relu6(call[0] + 3.0) * (1.0 / 6.0),
     "IF": _branches,
-    "IMAG": _plain(tf.math.imag),
     "L2_NORMALIZATION": lambda call: activated(
         call, tf.math.l2_normalize(call[0], -1, epsilon=1e-12)
     ),
-    "L2_POOL_2D": _pool(_root_of_mean_square),
+    "L2_POOL_2D": _pool(
+        lambda x, *window: tf.sqrt(tf.nn.avg_pool2d(tf.square(x), *window))
+    ),
     "LEAKY_RELU": lambda call: tf.nn.leaky_relu(call[0], call.option("alpha", 0.0)),
-    "LESS": _plain(tf.less),
-    "LESS_EQUAL": _plain(tf.less_equal),
     "LOCAL_RESPONSE_NORMALIZATION": lambda call: tf.nn.local_response_normalization(
         call[0],
         call.option("radius"),
@@ -642,18 +597,7 @@ KINDS: Mapping[str, Builder] = {
         call.option("alpha"),
         call.option("beta"),
     ),
-    "LOG": _plain(tf.math.log),
-    "LOGICAL_AND": _plain(tf.logical_and),
-    "LOGICAL_NOT": _plain(tf.logical_not),
-    "LOGICAL_OR": _plain(tf.logical_or),
-    "LOGISTIC": _plain(tf.sigmoid),
-    "LOG_SOFTMAX": _plain(tf.nn.log_softmax),
-    "MATRIX_DIAG": _plain(tf.linalg.diag),
-    "MATRIX_SET_DIAG": _plain(tf.linalg.set_diag),
-    "MAXIMUM": _plain(tf.maximum),
     "MAX_POOL_2D": _pool(tf.nn.max_pool2d),
-    "MEAN": _reduction(tf.reduce_mean),
-    "MINIMUM": _plain(tf.minimum),
     "MIRROR_PAD": lambda call: tf.pad(
         call[0], call[1], str(call.option("mode", "REFLECT"))
     ),
@@ -665,32 +609,22 @@ KINDS: Mapping[str, Builder] = {
         seed2=call.option("seed2", 0),
         output_dtype=call.dtype,
     ),
-    "NEG": _plain(tf.negative),
     "NON_MAX_SUPPRESSION_V4": _non_max_suppression(
         _RAW.NonMaxSuppressionV4, soft=False
     ),
     "NON_MAX_SUPPRESSION_V5": _non_max_suppression(_RAW.NonMaxSuppressionV5, soft=True),
-    "NOT_EQUAL": _plain(tf.not_equal),
-    "ONE_HOT": _one_hot,
+    "ONE_HOT": lambda call: tf.one_hot(*call.all(), axis=call.option("axis", -1)),
     "PACK": lambda call: tf.stack(call.all(), call.option("axis", 0)),
     "PAD": lambda call: tf.pad(call[0], call[1]),
     "PADV2": lambda call: tf.pad(call[0], call[1], constant_values=call[2]),
-    "POW": _plain(tf.pow),
-    "PRELU": _prelu,
+    # In the form in which Keras writes it, which TFLite's converter knows.
+    "PRELU": lambda call: tf.nn.relu(call[0]) + -call[1] * tf.nn.relu(-call[0]),
     "QUANTIZE": _with_other_steps,
     "RANDOM_STANDARD_NORMAL": _random(_RAW.RandomStandardNormal),
     "RANDOM_UNIFORM": _random(_RAW.RandomUniform),
-    "RANGE": _plain(tf.range),
-    "RANK": _plain(tf.rank),
-    "READ_VARIABLE": _read_variable,
-    "REAL": _plain(tf.math.real),
-    "REDUCE_ALL": _reduction(tf.reduce_all),
-    "REDUCE_ANY": _reduction(tf.reduce_any),
-    "REDUCE_MAX": _reduction(tf.reduce_max),
-    "REDUCE_MIN": _reduction(tf.reduce_min),
-    "REDUCE_PROD": _reduction(tf.reduce_prod),
-    "RELU": _plain(tf.nn.relu),
-    "RELU6": _plain(tf.nn.relu6),
+    "READ_VARIABLE": lambda call: call.around.variable(
+        call.around.value(call.source(0)), call.op.outputs[0]
+    ).read_value(),
     "RELU_0_TO_1": lambda call: tf.minimum(tf.maximum(call[0], 0.0), 1.0),
     "RELU_N1_TO_1": lambda call: ACTIVATIONS["RELU_N1_TO_1"](call[0]),
     "RESHAPE": _reshape,
@@ -699,20 +633,11 @@ KINDS: Mapping[str, Builder] = {
     "REVERSE_SEQUENCE": lambda call: tf.reverse_sequence(
         call[0], call[1], call.option("seq_dim"), call.option("batch_dim", 0)
     ),
-    "REVERSE_V2": _plain(tf.reverse),
-    "RFFT2D": _plain(tf.signal.rfft2d),
-    "RIGHT_SHIFT": _plain(tf.bitwise.right_shift),
-    "ROUND": _plain(tf.round),
-    "RSQRT": _plain(tf.math.rsqrt),
-    "SCATTER_ND": _plain(tf.scatter_nd),
-    "SEGMENT_SUM": _plain(tf.math.segment_sum),
     "SELECT": lambda call: _RAW.Select(condition=call[0], x=call[1], y=call[2]),
-    "SELECT_V2": _plain(tf.where),
     "SHAPE": lambda call: tf.shape(call[0], call.dtype),
-    "SIGN": _plain(tf.sign),
-    "SIN": _plain(tf.sin),
-    "SLICE": _plain(tf.slice),
-    "SOFTMAX": _softmax,
+    "SOFTMAX": lambda call: tf.nn.softmax(
+        call[0] if call.option("beta", 1.0) == 1.0 else call[0] * call.option("beta")
+    ),
     "SPACE_TO_BATCH_ND": lambda call: _RAW.SpaceToBatchND(
         input=call[0], block_shape=call[1], paddings=call[2]
     ),
@@ -726,35 +651,23 @@ KINDS: Mapping[str, Builder] = {
         default_value=call[3],
         validate_indices=call.option("validate_indices", False),
     ),
-    "SPLIT": _in_parts,
-    "SPLIT_V": _in_given_parts,
-    "SQRT": _plain(tf.sqrt),
-    "SQUARE": _plain(tf.square),
-    "SQUARED_DIFFERENCE": _plain(tf.math.squared_difference),
+    "SPLIT": lambda call: tf.split(call[1], call.option("num_splits"), call.scalar(0)),
+    "SPLIT_V": lambda call: tf.split(call[0], call.number(1).tolist(), call.scalar(2)),
     "SQUEEZE": lambda call: tf.squeeze(
         call[0], list(call.option("squeeze_dims", ())) or None
     ),
     "STABLEHLO_COMPOSITE": _call("decomposition_subgraph_index"),
     "STRIDED_SLICE": _strided_slice,
     "SUB": _fused(tf.subtract),
-    "SUM": _reduction(tf.reduce_sum),
-    "TANH": _plain(tf.tanh),
-    "TILE": _plain(tf.tile),
     "TOPK_V2": lambda call: list(tf.math.top_k(call[0], call.scalar(1))),
-    "TRANSPOSE": _plain(tf.transpose),
-    "TRANSPOSE_CONV": _transposed_convolution,
+    "TRANSPOSE_CONV": _transposed(tf.nn.conv2d_transpose, [1, 2, 0, 3]),
     "UNIQUE": lambda call: list(
         tf.unique(call[0], tf.as_dtype(call.op.outputs[1].dtype))
     ),
     "UNPACK": lambda call: tf.unstack(
         call[0], call.option("num"), call.option("axis", 0)
     ),
-    "UNSORTED_SEGMENT_MAX": _plain(tf.math.unsorted_segment_max),
-    "UNSORTED_SEGMENT_MIN": _plain(tf.math.unsorted_segment_min),
-    "UNSORTED_SEGMENT_PROD": _plain(tf.math.unsorted_segment_prod),
-    "UNSORTED_SEGMENT_SUM": _plain(tf.math.unsorted_segment_sum),
     "VAR_HANDLE": _variable_handle,
-    "WHERE": _plain(tf.where),
     "WHILE": _loop,
     "ZEROS_LIKE": _plain(tf.zeros_like),
 }
@@ -775,12 +688,10 @@ LEARNED: Mapping[str, Sequence[int] | None] = {
 Constants of one value, as in gelu, are not.
 """
 
-FORWARDING = frozenset(
-    words(
-        "BATCH_TO_SPACE_ND BROADCAST_TO DEPTH_TO_SPACE EXPAND_DIMS GATHER GATHER_ND "
-        "MAX_POOL_2D MIRROR_PAD PAD READ_VARIABLE REDUCE_MAX REDUCE_MIN RESHAPE "
-        "RESIZE_NEAREST_NEIGHBOR SLICE SPACE_TO_BATCH_ND SPACE_TO_DEPTH SQUEEZE "
-        "STRIDED_SLICE TILE TRANSPOSE"
-    )
+FORWARDING = words(
+    "BATCH_TO_SPACE_ND BROADCAST_TO DEPTH_TO_SPACE EXPAND_DIMS GATHER GATHER_ND "
+    "MAX_POOL_2D MIRROR_PAD PAD READ_VARIABLE REDUCE_MAX REDUCE_MIN RESHAPE "
+    "RESIZE_NEAREST_NEIGHBOR SLICE SPACE_TO_BATCH_ND SPACE_TO_DEPTH SQUEEZE "
+    "STRIDED_SLICE TILE TRANSPOSE"
 )
 """Kinds whose results lie on the steps of what they read, and need no rounding."""

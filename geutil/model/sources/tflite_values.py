@@ -21,6 +21,7 @@ from geutil.errors import TFLiteError
 from geutil.graph.resource_variables import variable_outside
 from geutil.tflite.dense import dense
 from geutil.tflite.parts import Array, LiteTensor, Quantization
+from geutil.tflite.steps import numbers_of
 
 BITS = {"int16": 16, "int2": 2, "int4": 4, "int8": 8, "uint4": 4, "uint8": 8}
 """The bits of types whose integers stand for numbers on steps."""
@@ -53,38 +54,22 @@ class Constant:
         if value is None:
             raise TFLiteError(f"constant '{self.tensor.name}' has no values")
         if self.steps is None:
-            return value if value.dtype == object else value.astype(_numpy(self.dtype))
+            return (
+                value
+                if value.dtype == object
+                else value.astype(self.dtype.as_numpy_dtype)
+            )
         if self.stored.dtype not in _FROM_STEPS:
             raise TFLiteError(
                 f"constant '{self.tensor.name}' has steps and is of type "
                 f"{self.stored.dtype}"
             )
-        if self.steps.block_scales is not None:
-            return _from_blocks(value, self.steps, self.steps.block_scales)
-        scales, zeros = self.steps.along(value.ndim)
-        return (value.astype(np.int64) - zeros).astype(np.float32) * scales
+        return numbers_of(value, self.steps)
 
     def lowest(self) -> int:
         """Return the lowest integer that is stored."""
         value = dense(self.stored)
         return 0 if value is None or not value.size else int(value.min())
-
-
-def _numpy(dtype: tf.DType) -> Any:
-    return np.object_ if dtype == tf.string else dtype.as_numpy_dtype
-
-
-def _from_blocks(value: Array, steps: Quantization, sizes: LiteTensor) -> Array:
-    """Return numbers of integers whose scales are in a tensor, one for each block."""
-    scales = dense(sizes)
-    zeros = None if steps.block_zeros is None else dense(steps.block_zeros)
-    numbers = value.astype(np.float32)
-    count = value.shape[-1] // steps.block
-    for each, combine in ((zeros, np.subtract), (scales, np.multiply)):
-        if each is not None:
-            spread = each.astype(np.float32).reshape(*value.shape[:-1], count)
-            numbers = combine(numbers, np.repeat(spread, steps.block, -1))
-    return numbers
 
 
 def has_steps(tensor: LiteTensor) -> bool:

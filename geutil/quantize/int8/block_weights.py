@@ -10,10 +10,10 @@ instead.
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -31,10 +31,9 @@ from geutil.quantize.calibration.ranges import (
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.spec import Format, Range
 from geutil.tflite import LiteGraph, LiteOp, LiteTensor, Quantization
+from geutil.tflite.parts import Array
 from geutil.tflite.run import runtime_name, runtime_version
 from geutil.tflite.schema import knows_blocks
-
-Array = np.ndarray[Any, Any]
 
 _logger = logging.getLogger("geutil")
 _RIGHT_SINCE = {"LiteRT": (2, 1), "TensorFlow Lite": (2, 21)}
@@ -103,13 +102,6 @@ def _matrix(
     )
 
 
-def _by_block(levels: Array, op: Operation) -> Array:
-    """Return levels [outputs, inputs] as a FakeQuant op makes them."""
-    block, blocks, outputs = _parts(op)
-    parted = levels.reshape(outputs, blocks, block).transpose(2, 1, 0)
-    return parted.reshape(block, blocks * outputs).astype(np.float32)
-
-
 def _parts(op: Operation) -> tuple[int, int, int]:
     """Return the shape that the op behind a FakeQuant op gives to blocks."""
     block, blocks, outputs = _behind(op, MOVES[0]).outputs[0].shape.as_list()
@@ -118,21 +110,16 @@ def _parts(op: Operation) -> tuple[int, int, int]:
 
 def levels_of_blocks(graph: Graph) -> dict[Operation, Array]:
     """Return the ops that make simulated weights of blocks, with their levels."""
-    ends = [_end(op) for op in in_blocks(graph)]
-    levels = {
-        op: _by_block(matrix.levels, op)
-        for op, matrix in zip(in_blocks(graph), block_matrices(graph), strict=True)
-    }
+    ends, levels = [], {}
+    for op, matrix in zip(in_blocks(graph), block_matrices(graph), strict=True):
+        block, blocks, outputs = _parts(op)
+        # As the FakeQuant op makes them.
+        parted = matrix.levels.reshape(outputs, blocks, block).transpose(2, 1, 0)
+        levels[op] = parted.reshape(block, blocks * outputs).astype(np.float32)
+        # The last of the ops that move them makes weights of their own shape again.
+        ends.append(functools.reduce(_behind, MOVES, op))
     arrays = values_of([op.outputs[0] for op in ends], frozen(levels))
     return dict(zip(ends, arrays, strict=True))
-
-
-def _end(simulation: Operation) -> Operation:
-    """Return the op that makes weights of their own shape again."""
-    op = simulation
-    for kind in MOVES:
-        op = _behind(op, kind)
-    return op
 
 
 def _behind(op: Operation, kind: str) -> Operation:
@@ -160,12 +147,12 @@ def mark_blocks(tensors: Sequence[Tensor]) -> None:
 
 
 def store_in_blocks(graph: LiteGraph, matrices: Sequence[BlockMatrix]) -> set[str]:
-    """Let the layers of a file read weights in blocks."""
+    """Let the layers of a file read weights in blocks; return the ranges of these."""
     return _Storing(graph, matrices).run() if matrices else set()
 
 
 class _Storing:
-    """The weights of one subgraph, on their way to where they are read."""
+    """The weights of one subgraph in blocks, on their way to where they are read."""
 
     def __init__(self, graph: LiteGraph, matrices: Sequence[BlockMatrix]) -> None:
         self._graph, self._matrices = graph, matrices

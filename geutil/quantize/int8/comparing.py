@@ -20,8 +20,7 @@ from geutil.quantize.joined_inputs import JoinedPart, are_uneven, parts_of
 from geutil.select.networks.outputs import ATOL, Motion, Movement, rows_of
 from geutil.tflite import LiteOp
 from geutil.tflite.names import file_names
-
-Array = np.ndarray[Any, Any]
+from geutil.tflite.parts import Array
 
 _MARGIN = 2
 """Steps between the two largest values from which on they have to agree."""

@@ -12,6 +12,10 @@ these places:
 - A product with one number, or a quotient by one, before a convolution becomes part of
   its weights, which keep the range that they had before: behind images that are scaled
   by 1/255 all weights are zeros. With a vector of that number it stays apart.
+- Weights that several layers read, or that are equal, it stores in float, or in steps
+  of its own: each reader gets a range that differs by a float32 rounding error. Ranges
+  of fewer than 8 bits it takes for ranges of 4 or 8, whose steps are finer: such
+  weights are given as they are simulated, in 8 bits with the same steps.
 - It makes one kernel of a convolution between SpaceToBatchND and BatchToSpaceND where
   the batch is known, and else leaves three ops.
 
@@ -24,7 +28,7 @@ steps of 1 or more the result is wrong. So both sides are scaled by a power of t
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,18 +40,13 @@ from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning import fused_ops
 from geutil.quantize.planning.fused_ops import Moved
-from geutil.quantize.planning.int8_kernels import (
-    COMPARISONS,
-    DIVISIONS,
-    FAKE_QUANT,
-)
+from geutil.quantize.planning.int8_kernels import COMPARISONS, DIVISIONS, FAKE_QUANT
 from geutil.quantize.planning.network import forwarded_from
 from geutil.quantize.spec import Range, nudged, step, with_zero
 from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import layer_of
 from geutil.select.networks.provenance import Origins
-
-Array = np.ndarray[Any, Any]
+from geutil.tflite.parts import Array
 
 _FINEST_COMPARED = 2.0**-5
 """Steps in which comparisons go wrong by an eighth of a step at most."""
@@ -68,18 +67,17 @@ class Dilated:
     def amend(self, node: Any) -> None:
         """Let the node of a copy of the convolution be the dilated one."""
         node.attr["dilations"].list.i[:] = [1, *self.rates, 1]
-        node.attr["padding"].s = self._name_of_padding()
-        if node.attr["padding"].s == b"EXPLICIT":
-            ends = [end for pair in self.padding for end in pair]
-            node.attr["explicit_paddings"].list.i[:] = [0, 0, *ends, 0, 0]
-
-    def _name_of_padding(self) -> bytes:
-        if not np.any(self.padding):
-            return b"VALID"
         window = self.convolution.inputs[1].shape.as_list()[:2]
         totals = [(w - 1) * r for w, r in zip(window, self.rates, strict=True)]
         same = tuple((total // 2, total - total // 2) for total in totals)
-        return b"SAME" if self.padding == same else b"EXPLICIT"
+        if not np.any(self.padding):
+            node.attr["padding"].s = b"VALID"
+        elif self.padding == same:
+            node.attr["padding"].s = b"SAME"
+        else:
+            node.attr["padding"].s = b"EXPLICIT"
+            ends = [end for pair in self.padding for end in pair]
+            node.attr["explicit_paddings"].list.i[:] = [0, 0, *ends, 0, 0]
 
 
 def find_dilated(graph: Graph) -> list[Dilated]:
@@ -138,16 +136,6 @@ def _dilated(each: Moved, tried: Sequence[Sequence[Array]]) -> Dilated | None:
     )
 
 
-def left_out(dilated_convolutions: Sequence[Dilated]) -> Mapping[Operation, Tensor]:
-    """Return what stands in for the moves around dilated convolutions."""
-    moves = (
-        op
-        for dilated in dilated_convolutions
-        for op in (dilated.spread, dilated.gathered)
-    )
-    return {op: op.inputs[0] for op in moves}
-
-
 def without_divisions(graph: Graph, results: Sequence[Tensor]) -> list[Tensor]:
     """Let divisions by data be products with a power, where they would be int8."""
     quotient_by_result: MutableIdentityMap[Tensor] = MutableIdentityMap()
@@ -159,7 +147,12 @@ def without_divisions(graph: Graph, results: Sequence[Tensor]) -> list[Tensor]:
         readers = op.outputs[0].consumers()
         if not any(_is_of_8_bits(reader) for reader in readers):
             continue
-        quotient_by_result[op.outputs[0]] = quotient = _quotient(op, divisor)
+        quotient = tf.pow(
+            op.inputs[divisor], tf.constant(-1.0), name=f"{op.name}/inverse"
+        )
+        if divisor:
+            quotient = tf.multiply(op.inputs[0], quotient, name=f"{op.name}/quotient")
+        quotient_by_result[op.outputs[0]] = quotient
         read_instead(readers, op.outputs[0], quotient)
     return [quotient_by_result.get(t, t) for t in results]
 
@@ -272,7 +265,10 @@ def _bias_vector(bias: Tensor, data: Tensor, origins: Origins) -> Array | None:
         return value.reshape(-1)
     if value.size != 1 or channels is None or channels < 2 or not value.any():
         return None
-    return _not_uniform(np.full([channels], value.flat[0]))
+    vector = np.full([channels], value.flat[0])
+    # The converter takes no number for all channels: one is larger by a rounding error.
+    vector[-1] = np.nextafter(vector[-1], np.inf, dtype=vector.dtype)
+    return vector
 
 
 def _fixed_range(op: Operation) -> tuple[float, float] | None:
@@ -337,22 +333,12 @@ class _Side:
         return simulate(product, low, high, *self._bits)
 
 
-def _quotient(op: Operation, divisor: int) -> Tensor:
-    inverse = tf.pow(op.inputs[divisor], tf.constant(-1.0), name=f"{op.name}/inverse")
-    if not divisor:
-        return inverse
-    return tf.multiply(op.inputs[0], inverse, name=f"{op.name}/quotient")
-
-
 Values = dict[Operation, Array]
 
 
-def nudge(node: Any, op: Operation) -> None:
-    """Nudge the fixed range of a FakeQuant op in the node of its copy."""
-    if op.type == "FakeQuantWithMinMaxArgs":
-        low, high = (op.get_attr(name) for name in ("min", "max"))
-        ends = _nudged(op, low, high)
-        node.attr["min"].f, node.attr["max"].f = (float(end) for end in ends)
+def nudge(op: Operation, low: Any, high: Any) -> Range:
+    """Return a range as a FakeQuant op nudges it."""
+    return nudged(low, high, op.get_attr("num_bits"), op.get_attr("narrow_range"))
 
 
 def nudged_ranges(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
@@ -364,17 +350,85 @@ def nudged_ranges(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
         if len(ends) != 2 or op.get_attr("narrow_range"):
             continue
         if all(end in constants for end in ends):
-            nudged_ends = _nudged(op, *(constants[end] for end in ends))
+            nudged_ends = nudge(op, *(constants[end] for end in ends))
             value_by_end.update(zip(ends, map(np.asarray, nudged_ends), strict=True))
     return value_by_end
 
 
-def _nudged(op: Operation, low: Any, high: Any) -> Range:
-    return nudged(low, high, op.get_attr("num_bits"), op.get_attr("narrow_range"))
+_ROUNDING = 2.0**-23
+_BITS, _MOST = 8, 127.0
 
 
-def _not_uniform(values: Array) -> Array:
-    """Return values of which the last is larger by a rounding error."""
-    changed = values.copy()
-    changed.flat[-1] = np.nextafter(values.flat[-1], np.inf, dtype=values.dtype)
-    return changed
+def part_weights(graph: Graph) -> None:
+    """Let each reader of quantized weights have them in a range of its own."""
+    origins = Origins(graph)
+    simulations = [
+        op
+        for op in graph.get_operations()
+        if op.type in FAKE_QUANT and origins.is_parameter(op.inputs[0])
+    ]
+    inputs = [t for op in simulations for t in op.inputs]
+    with tf.init_scope():
+        values = iter(values_of(inputs))
+    uses: dict[Any, int] = {}
+    for op in simulations:
+        weights = _Weights.of(op, [next(values) for _ in op.inputs])
+        reads = [
+            (reader, slot)
+            for reader in dict.fromkeys(op.outputs[0].consumers())
+            for slot, tensor in enumerate(reader.inputs)
+            if tensor is op.outputs[0]
+        ]
+        for reader, slot in reads:
+            count = uses.get(weights.key, 0)
+            uses[weights.key] = count + 1
+            if count or weights.are_changed:
+                twin = weights.twin(op, reader, 1 + count * _ROUNDING)
+                creation.set_new_input(reader, slot, twin)
+
+
+@dataclass(frozen=True, eq=False)
+class _Weights:
+    """Weights and the range that they are stored in."""
+
+    value: Array
+    ends: tuple[Array, Array]
+    bits: int
+    are_changed: bool
+
+    @classmethod
+    def of(cls, op: Operation, values: Sequence[Array]) -> _Weights:
+        """Return what a FakeQuant op quantizes, by the values of its inputs."""
+        value, *given = values
+        bits, narrow = (op.get_attr(name) for name in ("num_bits", "narrow_range"))
+        low, high = given or (op.get_attr("min"), op.get_attr("max"))
+        ends = np.asarray(low, np.float32), np.asarray(high, np.float32)
+        if bits >= _BITS or not narrow:
+            return cls(value, ends, bits, are_changed=False)
+        with tf.init_scope():
+            rounded = _simulation(op)(value, *ends, bits, narrow).numpy()
+        # As large steps, of which 127 reach to the end.
+        factor = np.float32(_MOST / (2.0 ** (bits - 1) - 1))
+        wide = ends[0] * factor, ends[1] * factor
+        return cls(rounded, wide, _BITS, are_changed=True)
+
+    @property
+    def key(self) -> Any:
+        """Equal for weights that the converter takes for the same."""
+        return self.value.shape, self.value.tobytes(), self.bits
+
+    def twin(self, op: Operation, reader: Operation, wider: float) -> Any:
+        """Return them quantized, in a range that is hardly wider."""
+        low, high = (end * np.float32(wider) for end in self.ends)
+        source = tf.constant(self.value) if self.are_changed else op.inputs[0]
+        narrow = op.get_attr("narrow_range")
+        # The file tells the layer by its name, but for digits.
+        name = f"{reader.name}0"
+        return _simulation(op)(source, low, high, self.bits, narrow, name=name)
+
+
+def _simulation(op: Operation) -> Callable[..., Any]:
+    """Return the function that makes FakeQuant ops of a kind."""
+    if op.type.endswith("PerChannel"):
+        return tf.quantization.fake_quant_with_min_max_vars_per_channel
+    return tf.quantization.fake_quant_with_min_max_vars

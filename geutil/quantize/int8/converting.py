@@ -1,6 +1,10 @@
-"""Conversion.
+"""Conversion: from quantized models to TFLite files, which keep their promises.
 
-From quantized models to TFLite files of int8 kernels, which keep their promises.
+A mask adds -1e9, say, to the logits that shall have no share in a softmax, and the sum
+ends at the low end of its range. TFLite (TensorFlow 2.21) aborts in ADD, and in SUB,
+where the steps of an input are 2^19 times those of the result, and overflows in MUL
+where the product of two steps is about as far from that of the result. So such ranges
+are cut off where no result tells; files that would still end the process are not run.
 """
 
 from __future__ import annotations
@@ -8,7 +12,8 @@ from __future__ import annotations
 import logging
 import re
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -16,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph import creation, functions, op_types, protos
+from geutil.graph import adjacency, creation, functions, op_types, protos
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
 from geutil.quantize.blocks import block_of
 from geutil.quantize.calibration.ranges import (
@@ -26,34 +31,185 @@ from geutil.quantize.calibration.ranges import (
     range_values,
     variable_values,
 )
-from geutil.quantize.int8 import (
-    block_weights,
-    converter_workarounds,
-    far_addends,
-)
-from geutil.quantize.int8.converter_workarounds import Dilated
+from geutil.quantize.int8 import block_weights, converter_workarounds
+from geutil.quantize.int8.converter_workarounds import Dilated, part_weights
 from geutil.quantize.int8.left_in_float import Apart
-from geutil.quantize.int8.parted_weights import part_weights
 from geutil.quantize.partial_copy import Amend, PartialCopy
-from geutil.quantize.planning.int8_kernels import (
-    DECISIONS,
-    FAKE_QUANT,
-    KERNELS,
-)
+from geutil.quantize.planning.int8_kernels import DECISIONS, FAKE_QUANT, KERNELS
 from geutil.quantize.planning.network import (
     is_left_in_float,
     leave_in_float,
     neutral_input,
 )
 from geutil.quantize.planning.plan import quantized_ops
-from geutil.quantize.spec import SYMMETRIC_START
+from geutil.quantize.spec import SYMMETRIC_START, step, with_zero
 from geutil.select.networks.layers import LAYERS
 from geutil.select.networks.provenance import Origins
 from geutil.tflite import LiteFile, LiteOp
 from geutil.tflite.names import called, file_names, sources_of
+from geutil.tflite.parts import Array
 from geutil.tflite.precision import has_floats
+from geutil.tflite.schema import words
 
-Array = np.ndarray[Any, Any]
+_SUMS = op_types.ADDITIONS | {"Sub"}
+_FAR = 2.0**16
+"""Steps of an input that are so many times those of the result are cut off."""
+_MOVES = words(
+    "BroadcastTo ExpandDims Identity Reshape Slice Squeeze StridedSlice Tile Transpose"
+)
+"""Ops that move the values of their first input, or repeat them."""
+
+
+@dataclass(eq=False)
+class _Site:
+    """A FakeQuant op with one range for all channels."""
+
+    op: Operation
+    low: float
+    high: float
+    step: float
+
+    @classmethod
+    def of(cls, op: Operation, constants: Mapping[Operation, Array]) -> _Site | None:
+        """Return the site of an op; None if it is no FakeQuant of known range."""
+        ends = _ends(op)
+        if len(ends) != 2 or any(end not in constants for end in ends):
+            return None
+        low, high = (constants[end] for end in ends)
+        if np.ndim(low):
+            return None
+        low, high = with_zero(low, high)
+        bits, narrow = op.get_attr("num_bits"), op.get_attr("narrow_range")
+        width = float(step(low, high, int(bits), bool(narrow)))
+        return cls(op, float(low), float(high), width) if width > 0 else None
+
+
+def cut_off(
+    graph: Graph, constants: Mapping[Operation, Array]
+) -> dict[Operation, Array]:
+    """Return other ends for ranges of addends that reach too far."""
+    changed_ends: dict[Operation, Array] = {}
+    value_by_end = dict(constants)
+    ops = adjacency.topological_sort(graph.get_operations())
+    # Several FakeQuant ops may share a range; it changes for all of them.
+    ops_by_ends: dict[tuple[Operation, ...], list[Operation]] = {}
+    for op in ops:
+        if _Site.of(op, value_by_end) is not None:
+            ops_by_ends.setdefault(_ends(op), []).append(op)
+    # What a sum is added to is cut off before the sum's own addends.
+    for op in reversed(ops):
+        sharing_ops = ops_by_ends.get(_ends(op), ())
+        if sharing_ops and sharing_ops[0] is op:
+            ends = _shortened(sharing_ops, value_by_end)
+            changed_ends |= ends
+            value_by_end |= ends
+    return changed_ends
+
+
+def _ends(op: Operation) -> tuple[Operation, ...]:
+    """Return the ops that a FakeQuant op reads its range from."""
+    return tuple(t.op for t in op.inputs[1:]) if op.type in FAKE_QUANT else ()
+
+
+def _shortened(
+    together: Sequence[Operation], value_by_end: Mapping[Operation, Array]
+) -> dict[Operation, Array]:
+    """Return the ends of a range that all of its readers allow to be cut off."""
+    site = _Site.of(together[0], value_by_end)
+    if site is None:
+        return {}
+    same, reaches = frozenset(together), []
+    for reader, index in _readers_behind_moves(together):
+        if reader in same:
+            continue
+        tell = _reach_of_factor if reader.type == "Mul" else _reach_of_addend
+        reach = tell(site, reader, index, value_by_end)
+        if reach is None:
+            return {}
+        reaches.append(reach)
+    if not reaches:
+        return {}
+    low = max(site.low, min(low for low, _ in reaches))
+    high = min(site.high, max(high for _, high in reaches))
+    if site.op.get_attr("narrow_range"):
+        high = max(high, -low)
+        low = -high
+    if (low, high) == (site.low, site.high):
+        return {}
+    values = (np.float32(low), np.float32(high))
+    return dict(zip(_ends(site.op), map(np.asarray, values), strict=True))
+
+
+def _reach_of_addend(
+    site: _Site, op: Operation, index: int, value_by_end: Mapping[Operation, Array]
+) -> tuple[float, float] | None:
+    """Return between which values an addend makes a difference."""
+    if op.type not in _SUMS or len(op.inputs) != 2:
+        return None
+    other = _Site.of(_source(op.inputs[1 - index]), value_by_end)
+    results = list(_sites(_readers_behind_moves([op]), value_by_end))
+    if other is None or not results or None in results:
+        return None
+    sums = [site for site in results if site is not None]
+    if site.step < _FAR * min(each.step for each in sums):
+        return None
+    low, high = min(s.low for s in sums), max(s.high for s in sums)
+    if op.type != "Sub":
+        return low - other.high, high - other.low
+    if index == 0:
+        return low + other.low, high + other.high
+    return other.low - high, other.high - low
+
+
+def _reach_of_factor(
+    site: _Site, op: Operation, index: int, value_by_end: Mapping[Operation, Array]
+) -> tuple[float, float] | None:
+    """Return between which values a factor of what was cut off makes a difference.
+
+    The other factor begins at 0; its first step already reaches the end of the product.
+    """
+    other = _Site.of(_source(op.inputs[1 - index]), value_by_end)
+    results = list(_sites(_readers_behind_moves([op]), value_by_end))
+    if other is None or other.low < 0 or len(results) != 1 or results[0] is None:
+        return None
+    product = results[0]
+    if site.step * other.step < _FAR * product.step:
+        return None
+    return product.low / other.step, product.high / other.step
+
+
+def _sites(
+    readers: Iterable[tuple[Operation, int]], value_by_end: Mapping[Operation, Array]
+) -> Iterator[_Site | None]:
+    return (_Site.of(reader, value_by_end) for reader, _ in readers)
+
+
+def _readers_behind_moves(ops: Sequence[Operation]) -> list[tuple[Operation, int]]:
+    """Return the ops that read the results of some, seen through moves."""
+    readers = []
+    waiting = list(ops)
+    visited = set(ops)
+    for op in waiting:
+        for tensor in op.outputs:
+            for reader in dict.fromkeys(tensor.consumers()):
+                moves = reader.type in _MOVES and reader.inputs[0] is tensor
+                if moves and reader.outputs[0].consumers():
+                    if reader not in visited:
+                        visited.add(reader)
+                        waiting.append(reader)
+                elif reader.type not in op_types.VALUE_BLIND:
+                    inputs = enumerate(reader.inputs)
+                    readers += [(reader, place) for place, t in inputs if t is tensor]
+    return readers
+
+
+def _source(tensor: Tensor) -> Operation:
+    """Return the op that makes the values of a tensor, seen through moves."""
+    while tensor.op.type in _MOVES:
+        tensor = tensor.op.inputs[0]
+    return tensor.op
+
+
 _ROUNDING = 2.0**-20
 _COMPUTING = frozenset((*KERNELS, *LAYERS)) - FAKE_QUANT - op_types.VALUE_BLIND
 _IN_INT8 = frozenset((*DECISIONS, *FAKE_QUANT, *op_types.VALUE_BLIND))
@@ -75,10 +231,13 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
     blocks: dict[Operation, Array] = {}
     if fuse:
         values |= converter_workarounds.nudged_ranges(graph, values)
-        values |= far_addends.cut_off(graph, values)
+        values |= cut_off(graph, values)
         blocks = block_weights.levels_of_blocks(graph)
         values |= blocks
-    stand_in_of, moves = frozen(values), converter_workarounds.left_out(dilated)
+    stand_in_of = frozen(values)
+    # What dilated convolutions take in.
+    around = (op for each in dilated for op in (each.spread, each.gathered))
+    moves = {op: op.inputs[0] for op in around}
 
     read: list[Operation] = []
 
@@ -101,10 +260,7 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
     if fuse:
         _check_state(graph, read)
     output_tensors = copies[: len(model.outputs)]
-    inputs, outputs = (
-        file_names(list(model.inputs)),
-        file_names(list(model.outputs)),
-    )
+    inputs, outputs = (file_names(list(model.inputs)), file_names(list(model.outputs)))
     by_handle = {id(v.handle): v for v in model.variables.values()}
     # Those that tables are looked up in, which only the converter can freeze.
     looked_up = [by_handle[id(e)] for e in copy.externals if id(e) in by_handle]
@@ -157,14 +313,17 @@ def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
     range_ends = {t.op for op in simulations for t in list(op.inputs)[1:]}
     of_weights = {op for op in simulations if origins.is_parameter(op.inputs[0])}
     # Channels of several axes are brought together, and taken apart again.
-    around = {o for op in of_weights for o in (op.inputs[0].op, *_readers(op))}
+    readers = {o for op in of_weights for t in op.outputs for o in t.consumers()}
+    around = readers | {op.inputs[0].op for op in of_weights}
     of_weights |= {op for op in around if op.type == "Reshape"}
     # What is left of a name without its digits must be no op's, either.
     prefix = next(letters for i in count(1) if (letters := "r" * i) not in op_names)
     short_names = (name for i in count() if (name := f"{prefix}{i}") not in op_names)
 
     def amend(node: Any, op: Operation) -> None:
-        converter_workarounds.nudge(node, op)
+        if op.type == "FakeQuantWithMinMaxArgs":
+            ends = converter_workarounds.nudge(op, *map(op.get_attr, ("min", "max")))
+            node.attr["min"].f, node.attr["max"].f = map(float, ends)
         # The file has its name, and holds it for each tensor.
         scope, _, own = op.name.rpartition("/")
         if own == op.type and op.type in FAKE_QUANT and scope not in op_names:
@@ -177,10 +336,6 @@ def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
             by_op[op].amend(node)
 
     return amend
-
-
-def _readers(op: Operation) -> list[Operation]:
-    return [reader for t in op.outputs for reader in t.consumers()]
 
 
 _CASTS = frozenset(("DEQUANTIZE", "QUANTIZE"))
@@ -199,17 +354,10 @@ def missed(model: Any, float_ops: Sequence[LiteOp]) -> list[LiteOp]:
 def _is_promised(op: LiteOp, by_name: dict[str, Operation], promised: set[str]) -> bool:
     """Tell whether all ops that an op of the file is named after are quantized."""
     matches = (called(source, by_name) for source in sources_of(op.result))
-    named = [
-        graph_op
-        for graph_op in matches
-        if graph_op is not None and not _is_range(graph_op)
-    ]
+    # Ranges are read from variables.
+    named = [o for o in matches if o is not None and o.type != "ReadVariableOp"]
     behind = [o.inputs[0].op if o.type in FAKE_QUANT else o for o in named]
     return bool(behind) and all(graph_op.name in promised for graph_op in behind)
-
-
-def _is_range(op: Operation) -> bool:
-    return op.type == "ReadVariableOp"
 
 
 _logger = logging.getLogger("geutil")
@@ -264,7 +412,10 @@ def converted(
             return bytes(converter.convert())
     # The converter raises classes of its own for what MLIR refuses.
     except Exception as error:
-        said = _said(error)
+        text = str(error)
+        found = dict.fromkeys(match[1].strip() for match in _SAID.finditer(text))
+        # Without its traces, that is.
+        said = "; ".join(found)[:_LONGEST] or text[:_LONGEST]
         if "TensorList" in said and "element_shape" in said:
             raise QuantizeError(
                 "TFLite's converter takes no loop whose lists have elements of an open "
@@ -303,10 +454,3 @@ def _is_at(site: RangeSite, ranges: Sequence[tuple[float, float]]) -> bool:
         np.all(low == np.float32(a)) and np.all(high == np.float32(b))
         for a, b in ranges
     )
-
-
-def _said(error: Exception) -> str:
-    """Return what the converter says of the ops, without its traces."""
-    text = str(error)
-    said = dict.fromkeys(match[1].strip() for match in _SAID.finditer(text))
-    return "; ".join(said)[:_LONGEST] or text[:_LONGEST]

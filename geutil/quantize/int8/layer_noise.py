@@ -19,12 +19,8 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph import creation, functions
-from geutil.graph.types import Operation, Tensor
-from geutil.quantize.calibration.ranges import (
-    frozen,
-    range_values,
-    unquantized,
-)
+from geutil.graph.types import Tensor
+from geutil.quantize.calibration.ranges import frozen, range_values, unquantized
 from geutil.quantize.int8.converter_workarounds import read_instead
 from geutil.quantize.int8.running import Runner
 from geutil.quantize.int8.stored_results import (
@@ -38,8 +34,7 @@ from geutil.quantize.int8.stored_results import (
 from geutil.quantize.joined_inputs import are_uneven, parts_of
 from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.select.names import LayerNames, with_layer
-
-Array = np.ndarray[Any, Any]
+from geutil.tflite.parts import Array
 
 
 @dataclass(frozen=True)
@@ -146,24 +141,20 @@ def layer_lines(layers: Sequence[LayerNoise]) -> Iterator[str]:
     told = [(each, layer) for layer in layers for each in (layer, *layer.parts)]
     rows = [_cells(each) for each, _ in told]
     widths = [max(len(row[i]) for row in (_TITLES, *rows)) for i in range(len(_TITLES))]
-    names = [
-        _name(layer) if each is layer else f"  its input {each.tensor}"
-        for each, layer in told
-    ]
+    names = []
+    for each, layer in told:
+        why = f": {layer.unmatched}" if layer.unmatched else ""
+        output = layer.tensor.rpartition(":")[2]
+        which = "" if output == "0" else f":{output}"
+        name = with_layer(layer.keras_layer, layer.op)
+        own = f"{name}{which} ({layer.op_type}){why}"
+        names.append(own if each is layer else f"  its input {each.tensor}")
     marks = [">" if each is worst else " " for each, _ in told]
     for mark, cells, name in zip(
         (" ", *marks), (_TITLES, *rows), ("layer", *names), strict=True
     ):
         row = "  ".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))
         yield f"{mark} {row}  {name}".rstrip()
-
-
-def _name(layer: LayerNoise) -> str:
-    why = f": {layer.unmatched}" if layer.unmatched else ""
-    output = layer.tensor.rpartition(":")[2]
-    which = "" if output == "0" else f":{output}"
-    name = with_layer(layer.keras_layer, layer.op)
-    return f"{name}{which} ({layer.op_type}){why}"
 
 
 def _cells(layer: LayerNoise) -> tuple[str, ...]:
@@ -203,7 +194,17 @@ class NoiseMeter:
         self._float = self._copied(model, unquantized, rounded=False)
         self._simulated = self._copied(model, frozen(self._values), rounded=True)
         self._alone = self._each_alone(model)
-        self._run = tf.function(self._forms, autograph=False)
+
+        def forms(
+            sample: Mapping[str, Tensor], rounded: Mapping[str, Tensor]
+        ) -> tuple[Mapping[str, Tensor], ...]:
+            """Return all results in float, simulated, and each layer alone."""
+            exact = functions.call_function(self._float, sample)
+            simulated = functions.call_function(self._simulated, rounded)
+            fed = {**sample, **{f"t{i}": t for i, t in exact.items()}}
+            return exact, simulated, functions.call_function(self._alone, fed)
+
+        self._run = tf.function(forms, autograph=False)
         # Behind the results themselves those of which they are joined.
         self._parts = [
             (place, part)
@@ -216,7 +217,12 @@ class NoiseMeter:
 
     def add(self, sample: Mapping[str, Any], rounded: Mapping[str, Any]) -> None:
         """Take in a batch that the file was run on just now."""
-        forms = self._run(self._named(sample), self._named(rounded))
+        forms = self._run(
+            *(
+                {inner: tf.constant(form[name]) for name, inner in self._inputs.items()}
+                for form in (sample, rounded)
+            )
+        )
         # A result may not be finite once it is simulated, as it may not be in float.
         with np.errstate(over="ignore", invalid="ignore"):
             for place in range(len(self._results)):
@@ -231,7 +237,12 @@ class NoiseMeter:
             # Of another shape they are compared with nothing; they must only not fail.
             forms.append(np.zeros_like(forms[0]) if moved else stored)
             self._most[place, -1] = max(self._most[place, -1], moved)
-        limits = None if simulation is None else self._wide_range(simulation)
+        limits = None
+        if simulation is not None:
+            # Half a step on both sides, as rounding goes.
+            low, high = range_of_simulation(simulation, self._values)
+            half = step_of_simulation(simulation, self._values).astype(np.float64) / 2
+            limits = low - half, high + half
         self._measure(place, forms, found, limits)
         for row, (whole, part) in enumerate(self._parts, len(self._results)):
             if whole == place:
@@ -255,23 +266,26 @@ class NoiseMeter:
             if isinstance(found, FileTensor):
                 noise, apart = row.of_file(flat[3][start : start + _BLOCK], found)
             self._sums[place] += [*row.sums(), outside, noise]
-            extremes = [apart, *row.extremes()]
+            extremes = [apart, -np.min(row.exact), np.max(row.exact)]
             self._most[place, :3] = np.maximum(self._most[place, :3], extremes)
 
     def layers(self) -> tuple[LayerNoise, ...]:
         """Return what was measured, in the order of the graph."""
         noises = [
-            replace(self._entry(place, place), parts=self._uneven_parts(place))
+            replace(
+                _entry(*self._measured(place, place)), parts=self._uneven_parts(place)
+            )
             for place in range(len(self._results))
         ]
         if not noises:
             return ()
         return tuple(LayerNames(self._results[0].op.graph).noted(noises))
 
-    def _entry(self, place: int, row: int) -> LayerNoise:
-        """Return what a row of the sums says of a result, or of a part of it."""
-        sums = dict(zip(_SUMS, self._sums[row], strict=True))
-        return _entry(self._results[place], self._tensors[place], sums, self._most[row])
+    def _measured(
+        self, place: int, row: int
+    ) -> tuple[StoredResult, FileTensor | str, dict[str, float], Array]:
+        sums = dict(zip(_SUMS, map(float, self._sums[row]), strict=True))
+        return self._results[place], self._tensors[place], sums, self._most[row]
 
     def _uneven_parts(self, place: int) -> tuple[LayerNoise, ...]:
         """Return what was measured of the parts of a result, if they differ much."""
@@ -288,11 +302,9 @@ class NoiseMeter:
         if not are_uneven(widths):
             return ()
         return tuple(
-            replace(self._entry(place, row), tensor=part.name) for row, part in rows
+            replace(_entry(*self._measured(place, row)), tensor=part.name)
+            for row, part in rows
         )
-
-    def _named(self, sample: Mapping[str, Any]) -> dict[str, Tensor]:
-        return {inner: tf.constant(sample[n]) for n, inner in self._inputs.items()}
 
     def _copied(self, model: Any, stand_ins: Replace, *, rounded: bool) -> Any:
         """Return a function of the model that returns all results."""
@@ -325,21 +337,6 @@ class NoiseMeter:
         inputs = {self._inputs[name]: t for name, t in copy.inputs.items()}
         return functions.build_function(copy.graph, {**inputs, **fed}, outputs, [], [])
 
-    def _forms(
-        self, sample: Mapping[str, Tensor], rounded: Mapping[str, Tensor]
-    ) -> tuple[Mapping[str, Tensor], ...]:
-        """Return all results of a batch in float, simulated, and each layer alone."""
-        exact = functions.call_function(self._float, sample)
-        simulated = functions.call_function(self._simulated, rounded)
-        fed = {f"t{i}": t for i, t in exact.items()}
-        return exact, simulated, functions.call_function(self._alone, {**sample, **fed})
-
-    def _wide_range(self, simulation: Operation) -> tuple[Array, Array]:
-        """Return a range and half a step on both sides, as rounding goes."""
-        low, high = range_of_simulation(simulation, self._values)
-        half = step_of_simulation(simulation, self._values).astype(np.float64) / 2
-        return low - half, high + half
-
 
 def _rounded(result: StoredResult) -> Tensor:
     simulation = result.simulation
@@ -352,7 +349,7 @@ class _Row:
     def __init__(self, exact: Array, simulated: Array, alone: Array) -> None:
         self._counted = np.isfinite(exact)
         self._count = np.count_nonzero(self._counted)
-        self._exact, self._simulated, self._alone = map(
+        self.exact, self._simulated, self._alone = map(
             self._flat, (exact, simulated, alone)
         )
 
@@ -367,7 +364,7 @@ class _Row:
 
     def sums(self) -> list[float]:
         """Return the sums up to the one of simulated values, as `_SUMS` has them."""
-        exact, simulated = self._exact, self._simulated
+        exact, simulated = self.exact, self._simulated
         own, accumulated = self._alone - exact, simulated - exact
         return [
             self._count,
@@ -380,7 +377,7 @@ class _Row:
 
     def outside(self, low: Array, high: Array) -> float:
         """Return how many values lie outside a range."""
-        out = (self._exact < low) | (self._exact > high)
+        out = (self.exact < low) | (self.exact > high)
         return float(np.count_nonzero(self._only_counted(out)))
 
     def of_file(self, stored: Array, found: FileTensor) -> list[float]:
@@ -391,13 +388,9 @@ class _Row:
             values = (levels - found.zero) * found.step
             rounded = np.round(self._simulated / found.step) + found.zero
             expected = np.clip(rounded, *found.limits)
-        error = self._only_counted(values) - self._exact
+        error = self._only_counted(values) - self.exact
         apart = self._only_counted(np.abs(expected - levels))
         return [error @ error, np.max(apart)]
-
-    def extremes(self) -> list[float]:
-        """Return the smallest value, turned, and the largest one."""
-        return [-np.min(self._exact), np.max(self._exact)]
 
 
 def _entry(
@@ -411,13 +404,17 @@ def _entry(
     if moved > 0:
         found = "its tensor has another shape in the file"
     share = sums["outside"] / sums["count"] if sums["count"] else 0.0
+    lengths = math.sqrt(sums["signal"] * sums["simulated"])
     noise = LayerNoise(
         result.op.name,
         result.op.type,
         result.tensor.name,
         _ratio(sums["signal"], sums["own"]),
         _ratio(sums["signal"], sums["accumulated"]),
-        _cosine(sums),
+        # Of two that are all zeros it is 1.
+        sums["dot"] / lengths
+        if lengths
+        else float(sums["signal"] == sums["simulated"]),
         None if result.stored is None else float(share),
         silent=sums["signal"] == 0.0,
     )
@@ -440,11 +437,3 @@ def _ratio(signal: float, noise: float) -> float:
         # Something that is finite in float is not when it is simulated.
         return -math.inf
     return 10.0 * math.log10(signal / noise) if signal > 0.0 else -math.inf
-
-
-def _cosine(sums: Mapping[str, float]) -> float:
-    """Return the cosine between float and simulation; 1 of two that are all zeros."""
-    lengths = math.sqrt(sums["signal"] * sums["simulated"])
-    if lengths == 0.0:
-        return float(sums["signal"] == sums["simulated"])
-    return float(sums["dot"] / lengths)

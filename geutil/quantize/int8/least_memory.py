@@ -18,16 +18,16 @@ from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.types import type_name
 from geutil.quantize.int8.running import interpreter_of
 from geutil.tflite import LiteFile, LiteGraph
-from geutil.tflite.arena import measure_arena
-from geutil.tflite.arena_buffers import ArenaProgram
-from geutil.tflite.arena_orders import least_arena, least_peak
-from geutil.tflite.arena_programs import (
+from geutil.tflite.arena import (
     RUNTIMES,
+    ArenaProgram,
     Runtime,
     RuntimeArena,
+    measure_arena,
     runtime_arenas,
 )
-from geutil.tflite.order import fixed_order_reason, reorder
+from geutil.tflite.arena_orders import least_arena, least_peak
+from geutil.tflite.state import fixed_order_reason, reorder
 
 _STATES_A_TRY = 25
 """One order is tried by the size of its arena for so many states of the search."""

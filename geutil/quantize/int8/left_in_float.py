@@ -13,9 +13,7 @@ what it is given, and constants of the file.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from geutil import tflite
@@ -27,8 +25,7 @@ from geutil.quantize.planning.network import is_left_in_float
 from geutil.select.networks.provenance import Origins
 from geutil.tflite import LiteFile, LiteGraph, LiteTensor
 from geutil.tflite.ends import set_end
-
-Array = np.ndarray[Any, Any]
+from geutil.tflite.parts import Array
 
 _TRANSPOSED, _WEIGHTS = "Conv2DBackpropInput", 1
 

@@ -13,10 +13,9 @@ from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.types import type_name
 from geutil.tflite import LiteFile, LiteOp, LiteTensor
 from geutil.tflite.names import file_names
+from geutil.tflite.parts import Array
 from geutil.tflite.precision import is_float
 from geutil.tflite.run import new_interpreter
-
-Array = np.ndarray[Any, Any]
 
 _LARGE = 256
 _TOO_FAR = 2.0**19

@@ -19,19 +19,14 @@ from geutil.graph import op_types
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
-from geutil.quantize.planning.network import (
-    Network,
-    forwarded_from,
-    simulation_of,
-)
+from geutil.quantize.planning.network import Network, forwarded_from, simulation_of
 from geutil.quantize.planning.plan import plan_quantization
 from geutil.quantize.spec import QuantizeChoices, Range, nudged, step
 from geutil.tflite import LiteFile, LiteTensor
 from geutil.tflite.names import file_names, names_result, sources_of, spellings
+from geutil.tflite.parts import Array
 from geutil.tflite.precision import is_float
 from geutil.tflite.steps import BIASED
-
-Array = np.ndarray[Any, Any]
 
 _RELUS = ("RELU", "RELU6")
 _TAILS = ("ADD", "SUB", *_RELUS)
@@ -111,7 +106,12 @@ def stored_results(model: Any) -> list[StoredResult]:
             rounded_weights = (
                 op in plan.kernels
                 and _leaves(tensor, parts, network)
-                and any(_has_rounded_weights(part, network) for part in parts)
+                and any(
+                    simulation_of(t) is not None
+                    for part in parts
+                    for t in part.inputs
+                    if network.is_parameter(t)
+                )
             )
             if handed_on is not None or rounded_weights:
                 found.append(StoredResult(kernel, tensor, parts, None, handed_on))
@@ -133,11 +133,6 @@ def _leaves(tensor: Tensor, parts: Sequence[Operation], network: Network) -> boo
     inside = set(parts)
     readers = [edge.op for edge in network.readers(tensor)]
     return tensor in network.results or any(op not in inside for op in readers)
-
-
-def _has_rounded_weights(op: Operation, network: Network) -> bool:
-    parameters = (t for t in op.inputs if network.is_parameter(t))
-    return any(simulation_of(t) is not None for t in parameters)
 
 
 def range_of_simulation(op: Operation, values: Mapping[Operation, Array]) -> Range:
@@ -240,10 +235,20 @@ class _Names:
             # Of integers their steps tell how far a kernel goes.
             fits = [t for t in fits if _is_whole(result, t)]
         fits = [t for t in fits if _is_of_output(result.tensor, t)]
-        fits = [t for t in fits if not _is_other_activation(result, t)]
+        # Another activation makes a tensor: 'Relu6' may be a 'Relu'.
+        kinds = {op.type.upper() for op in result.members} & {*_RELUS}
+        others = {*_RELUS} - kinds if kinds else set()
+        fits = [t for t in fits if t.producer is None or t.producer.kind not in others]
         own = {*result.own_names}
         exact = [t for t in fits if own & {*spellings(sources_of(t.name)[0])}] or fits
-        return [t for t in exact if not _is_reshaped(t, exact)]
+        # Not those that are another one as it is.
+        return [
+            t
+            for t in exact
+            if (maker := t.producer) is None
+            or maker.kind != "RESHAPE"
+            or maker.inputs[0] not in exact
+        ]
 
 
 def _is_of_output(tensor: Tensor, found: LiteTensor) -> bool:
@@ -252,20 +257,6 @@ def _is_of_output(tensor: Tensor, found: LiteTensor) -> bool:
     if maker is None or count == 1 or len(maker.outputs) != count:
         return True
     return maker.outputs.index(found) == tensor.value_index
-
-
-def _is_other_activation(result: StoredResult, tensor: LiteTensor) -> bool:
-    """Tell whether another activation makes a tensor: 'Relu6' may be a 'Relu'."""
-    maker = tensor.producer
-    kinds = {op.type.upper() for op in result.members} & {*_RELUS}
-    return bool(kinds) and maker is not None and maker.kind in {*_RELUS} - kinds
-
-
-def _is_reshaped(tensor: LiteTensor, others: Sequence[LiteTensor]) -> bool:
-    """Tell whether a tensor is another one as it is."""
-    maker = tensor.producer
-    moves = maker is not None and maker.kind == "RESHAPE"
-    return moves and maker is not None and maker.inputs[0] in others
 
 
 def _is_whole(result: StoredResult, tensor: LiteTensor) -> bool:

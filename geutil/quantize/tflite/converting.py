@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from geutil import tflite
-from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.errors import ArgumentTypeError, QuantizeError, TFLiteError
 from geutil.graph import types
+from geutil.graph.types import type_name
 from geutil.quantize.calibration.calibrating import calibrate
 from geutil.quantize.calibration.ranges import find_sites, live_simulations
 from geutil.quantize.int8 import block_weights, running
@@ -22,7 +23,6 @@ from geutil.quantize.int8.converting import (
     float_ops,
     missed,
 )
-from geutil.quantize.int8.end_types import EndTypes
 from geutil.quantize.int8.least_memory import least_memory_order
 from geutil.quantize.int8.left_in_float import Apart
 from geutil.quantize.planning.network import is_quantized
@@ -38,13 +38,96 @@ from geutil.quantize.tflite.stored_weights import (
 )
 from geutil.select.networks.layers import layer_of
 from geutil.select.networks.provenance import Origins
-from geutil.tflite.runtimes import name_runtime
-from geutil.tflite.speed import slow_ops
+from geutil.tflite.ends import End, set_types
+from geutil.tflite.names import file_names
+from geutil.tflite.precision import slow_ops
+from geutil.tflite.versions import name_runtime
+
+Types = str | Mapping[str, str] | None
+"""The type of all inputs or outputs that are quantized, or by name those of some."""
+
+_CHOICES = {
+    "int8": ("int8", "uint8", "float32"),
+    "int16": ("int16", "float32"),
+    "float32": ("float32",),
+}
+"""By the type that a file's kernels read or make, the types that an end can have."""
+_NAMES = tuple(dict.fromkeys(name for names in _CHOICES.values() for name in names))
+
+
+class EndTypes:
+    """The types that a caller wants the ends of a model's file to have."""
+
+    def __init__(self, model: Any, inputs: Types, outputs: Types) -> None:
+        self._wanted = {
+            "input": _by_name("input", list(model.inputs), inputs),
+            "output": _by_name("output", list(model.outputs), outputs),
+        }
+        # A named end has to have its type; among all ends, integers keep theirs.
+        self._named = {
+            "input": isinstance(inputs, Mapping),
+            "output": isinstance(outputs, Mapping),
+        }
+
+    def given(self, blob: bytes) -> bytes:
+        """Return a file whose ends have these types."""
+        if not any(self._wanted.values()):
+            return blob
+        file = tflite.open(blob)
+        (signature,) = file.signatures.values()
+        sides = {"input": signature.inputs, "output": signature.outputs}
+        ends = [
+            End(what, name, wanted, self._named[what], tensor, key)
+            for what, tensors in sides.items()
+            for key, tensor in tensors.items()
+            for name, wanted in [self._wanted[what].get(key, ("", ""))]
+            if wanted
+        ]
+        try:
+            set_types(file, signature.graph, ends, _CHOICES)
+        except TFLiteError as error:
+            raise QuantizeError(str(error)) from error
+        return file.to_bytes()
+
+
+def _by_name(
+    what: str, names: Iterable[str], types: Types
+) -> dict[str, tuple[str, str]]:
+    """Return by their names in a file the names and the types of ends."""
+    if types is not None and not isinstance(types, str | Mapping):
+        raise ArgumentTypeError(
+            f"{what}_type is the name of a type, or a mapping from names to such, not "
+            f"{type_name(types)}"
+        )
+    file_name_of = file_names([*names])
+    wanted = dict.fromkeys(file_name_of, types) if isinstance(types, str) else types
+    for name, kind in (wanted or {}).items():
+        if name not in file_name_of:
+            raise QuantizeError(
+                f"the model has no {what} '{name}' to give a type; its {what}s are "
+                f"{', '.join(file_name_of)}"
+            )
+        if kind not in _NAMES:
+            raise QuantizeError(
+                f"there is no type '{kind}' of {what}s; the types are "
+                f"{', '.join(_NAMES)}"
+            )
+    return {file_name_of[name]: (name, kind) for name, kind in (wanted or {}).items()}
+
 
 _logger = logging.getLogger("geutil")
 _INT16_BITS = 16
 _LEAST_MEMORY = "least_memory"
 _ORDERS = ("converter", _LEAST_MEMORY)
+
+
+def _check_model(model: Any) -> None:
+    graph: Any = getattr(model, "graph", None)
+    if not hasattr(model, "concrete_function") or not types.is_graph(graph):
+        raise ArgumentTypeError(
+            f"a geutil.model.Model is converted, not a {types.type_name(model)}; open "
+            "it with geutil.model.open"
+        )
 
 
 def to_int8(
@@ -105,13 +188,8 @@ def to_int8(
         >>> interpreter.get_output_details()[0]["dtype"].__name__
         'int8'
     """
-    graph: Any = getattr(model, "graph", None)
-    if not hasattr(model, "concrete_function") or not types.is_graph(graph):
-        raise ArgumentTypeError(
-            f"a geutil.model.Model is converted, not a {types.type_name(model)}; open "
-            "it with geutil.model.open"
-        )
-    if not live_simulations(graph):
+    _check_model(model)
+    if not live_simulations(model.graph):
         raise QuantizeError(
             "the model holds no FakeQuant op; quantize it first, with "
             "geutil.quantize.quantize(model, is_training=False)"
@@ -119,7 +197,7 @@ def to_int8(
     types_of_ends = EndTypes(model, input_type, output_type)
     if representative is not None:
         calibrate(model, representative)
-    check_bits(graph)
+    check_bits(model.graph)
     blob, left = _lowered(model, SCHEMES["int8"])
     reasons = {entry.result: f": {entry.reason}" for entry in left}
     # Some files are made, and cannot be run.
@@ -216,12 +294,7 @@ def to_tflite(
         >>> list(sizes.values()) == sorted(sizes.values(), reverse=True)
         True
     """
-    graph: Any = getattr(model, "graph", None)
-    if not hasattr(model, "concrete_function") or not types.is_graph(graph):
-        raise ArgumentTypeError(
-            f"a geutil.model.Model is converted, not a {types.type_name(model)}; open "
-            "it with geutil.model.open"
-        )
+    _check_model(model)
     if order not in _ORDERS:
         raise QuantizeError(
             f"there is no order '{order}'; the orders are {', '.join(_ORDERS)}"
@@ -247,7 +320,10 @@ def _file(model: Any, scheme: Scheme, representative: Any) -> bytes:
     if scheme.is_float:
         blob = converted(deployed(model, fuse=True), _ask_for_float16)
     else:
-        blob, left = _lowered(_with_weights(model, scheme), scheme)
+        if not live_simulations(model.graph):
+            model = model.cut()
+            quantize(model, scheme=scheme.name, is_training=False)
+        blob, left = _lowered(model, scheme)
         for entry in left:
             level = logging.INFO if entry.is_chosen else logging.WARNING
             _logger.log(level, "to_tflite: %s", entry)
@@ -320,25 +396,6 @@ def _check_scheme(model: Any, scheme: Scheme) -> None:
         )
 
 
-def _quantized_layers(graph: types.Graph) -> dict[str, bool]:
-    """Return for each op by name whether it is a layer with quantized weights."""
-    origins = Origins(graph)
-    layers = {op.name: layer_of(op, origins) for op in graph.get_operations()}
-    return {
-        name: layer is not None and is_quantized(layer.kernel)
-        for name, layer in layers.items()
-    }
-
-
-def _with_weights(model: Any, scheme: Scheme) -> Any:
-    """Return a model whose weights are quantized: a copy of it where they are not."""
-    if live_simulations(model.graph):
-        return model
-    copy = model.cut()
-    quantize(copy, scheme=scheme.name, is_training=False)
-    return copy
-
-
 def _lowered(model: Any, scheme: Scheme) -> tuple[bytes, list[LeftInFloat]]:
     """Return a model's float kernels lowered to what a scheme stores; ops in float."""
     if not scheme.weights_only:
@@ -347,7 +404,12 @@ def _lowered(model: Any, scheme: Scheme) -> tuple[bytes, list[LeftInFloat]]:
     file = tflite.open(converted(deployed(model, fuse=True, apart=apart)))
     left: list[LeftInFloat] = []
     matrices, found = block_weights.block_matrices(model.graph), set[str]()
-    layers = _quantized_layers(model.graph)
+    origins = Origins(model.graph)
+    found_layers = {o.name: layer_of(o, origins) for o in model.graph.get_operations()}
+    layers = {
+        name: layer is not None and is_quantized(layer.kernel)
+        for name, layer in found_layers.items()
+    }
     for graph in file.graphs:
         found |= block_weights.store_in_blocks(graph, matrices)
         store_weights(graph)

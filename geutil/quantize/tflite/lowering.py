@@ -18,24 +18,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
 from geutil.quantize.tflite.stored_weights import LeftInFloat
 from geutil.tflite.ends import set_end
 from geutil.tflite.file import LiteFile
-from geutil.tflite.integer_kernels import (
-    INEXACT,
-    INTEGER_KERNELS,
-    IntegerKernel,
-    StepRule,
-)
-from geutil.tflite.parts import LiteGraph, LiteOp, LiteTensor, Quantization
+from geutil.tflite.kinds import INEXACT, KINDS, OTHER, Kind, StepRule
+from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor, Quantization
 from geutil.tflite.steps import BIASED, FIXED_SCALE
 from geutil.tflite.versions import version_of
-
-Array = np.ndarray[Any, Any]
 
 _SAME = 1e-5
 """Steps that differ by less than this share store the same."""
@@ -47,6 +39,7 @@ XNNPACK counts sixteenths of them where weights have 4 bits, and then 2**27 over
 _CONVERSIONS = ("DEQUANTIZE", "QUANTIZE")
 _CLIPS = {"RELU": np.inf, "RELU6": 6.0}
 """Ops that are the range of integers from 0 to an end, if that is the range's."""
+_KEEPING = (StepRule.KEEPS, StepRule.SELECTS)
 _RESHAPING = ("EXPAND_DIMS", "RESHAPE", "SQUEEZE")
 """Ops that leave all values in their order."""
 
@@ -194,20 +187,21 @@ class _Lowering:
 
     def _steps_behind(self, op: LiteOp, tensor: LiteTensor) -> Quantization | None:
         """Return the steps of what an op selects from a tensor; None if it does not."""
-        kernel = INTEGER_KERNELS.get(op.kind)
-        if kernel is None or op.inputs[(kernel.data or (0,))[0]] is not tensor:
+        kernel = KINDS.get(op.kind, OTHER)
+        if kernel.rule is None or op.inputs[kernel.data] is not tensor:
             return None
-        targets = [self._target(t) for t in op.outputs if self._is_read(t)]
+        # Readers of their integers count, too.
+        targets = [
+            self._target(t)
+            for t in op.outputs
+            if _is_float(t) and (t.consumers or self._target(t))
+        ]
         every = [None if t is None else t.quantization for t in targets]
         steps = next(iter(every), None)
         if steps is None or not all(_same(one, steps) for one in every):
             return None
-        selects = kernel.rule is StepRule.KEEPS and kernel.selects
+        selects = kernel.rule is StepRule.SELECTS
         return steps if selects or self._is_in_range(op, steps) else None
-
-    def _is_read(self, tensor: LiteTensor) -> bool:
-        """Tell whether a float tensor has readers, those of its integers among them."""
-        return _is_float(tensor) and bool(tensor.consumers or self._target(tensor))
 
     def _is_in_range(self, op: LiteOp, steps: Quantization) -> bool:
         """Tell whether an op cuts values off where a range does."""
@@ -232,7 +226,7 @@ class _Lowering:
     def _settle(self, tensor: LiteTensor, stored: LiteTensor) -> None:
         """Note that integers are there, from which floats and others are made."""
         self._stored[tensor] = stored
-        self._add("DEQUANTIZE", stored, tensor)
+        self._keep(LiteOp("DEQUANTIZE", [stored], [tensor]))
         for op in self._quantizers.get(tensor, ()):
             self._done.add(op)
             (made,) = op.outputs
@@ -241,10 +235,7 @@ class _Lowering:
             ):
                 self._equal[made] = stored
             else:
-                self._add("QUANTIZE", stored, made)
-
-    def _add(self, kind: str, source: LiteTensor, result: LiteTensor) -> None:
-        self._keep(LiteOp(kind, [source], [result]))
+                self._keep(LiteOp("QUANTIZE", [stored], [made]))
 
     def _keep(self, op: LiteOp) -> None:
         """Let the subgraph have an op, of the version that its types need."""
@@ -278,17 +269,17 @@ class _Lowering:
 
     def _lowered(self, op: LiteOp) -> str:
         """Let an op compute in integers; return why it cannot, or nothing."""
-        kernel, dtype = INTEGER_KERNELS.get(op.kind), self._width.dtype
-        if kernel is None or dtype not in kernel.types:
+        kernel, dtype = KINDS.get(op.kind, OTHER), self._width.dtype
+        if dtype not in kernel.widths:
             kind = "an inexact" if dtype == "int16" and op.kind in INEXACT else "no"
             return f"TFLite has {kind} {dtype} kernel for {op.kind}"
-        slots = [
-            slot
-            for slot, tensor in enumerate(op.inputs)
-            if tensor is not None and _is_float(tensor)
-            if kernel.data is None or slot in kernel.data
-        ]
-        read = {slot: t for slot in slots if (t := op.inputs[slot]) is not None}
+        # Weights and biases of layers are no data.
+        only = BIASED[op.kind][0] if kernel.rule is StepRule.LAYER else None
+        read = {
+            slot: t
+            for slot, t in enumerate(op.inputs)
+            if t is not None and _is_float(t) and only in (None, slot)
+        }
         for tensor in read.values():
             reason = self._obstacle(tensor)
             if reason:
@@ -316,18 +307,21 @@ class _Lowering:
         return ""
 
     def _steps_of_constants(
-        self, op: LiteOp, kernel: IntegerKernel, read: Mapping[int, LiteTensor]
+        self, op: LiteOp, kernel: Kind, read: Mapping[int, LiteTensor]
     ) -> list[Quantization]:
         """Return steps for constants that are all data of an op.
 
         It repeats them in a shape that is computed, or multiplies them by data in the
         place of weights.
         """
-        if kernel.rule is StepRule.LAYER and not self._has_constant_weights(op):
+        weights = None
+        if kernel.rule is StepRule.LAYER:
+            weights = op.inputs[BIASED[op.kind][1]]
+        if weights is not None and self._stored.get(weights, weights).value is None:
             stored = (self._integers(tensor, None) for tensor in read.values())
             return [t.quantization for t in stored if t.quantization is not None]
         is_computed = any(t is not None and t.value is None for t in op.inputs)
-        if kernel.rule not in (StepRule.KEEPS, StepRule.JOINS) or not is_computed:
+        if kernel.rule not in (*_KEEPING, StepRule.JOINS) or not is_computed:
             return []
         target = self._target(op.outputs[0])
         if target is not None and target.quantization is not None:
@@ -339,10 +333,6 @@ class _Lowering:
             if int(np.prod(tensor.sizes)) == 1
         )
         return [t.quantization for t in constants if t.quantization is not None][:1]
-
-    def _has_constant_weights(self, op: LiteOp) -> bool:
-        weights = op.inputs[BIASED[op.kind][1]]
-        return weights is None or self._stored.get(weights, weights).value is not None
 
     def _obstacle(self, tensor: LiteTensor) -> str:
         """Return why a tensor cannot be read in integers, or nothing."""
@@ -362,17 +352,13 @@ class _Lowering:
         return ""
 
     def _steps_of_result(
-        self,
-        op: LiteOp,
-        kernel: IntegerKernel,
-        tensor: LiteTensor,
-        data: Sequence[Quantization],
+        self, op: LiteOp, kernel: Kind, tensor: LiteTensor, data: Sequence[Quantization]
     ) -> Quantization | None:
         """Return the steps that a kernel makes a result in; None if not known."""
         if kernel.rule is StepRule.FIXED:
             scale, zero = FIXED_SCALE[op.kind, self._width.dtype]
             return Quantization((scale,), (zero,))
-        if kernel.rule is StepRule.KEEPS:
+        if kernel.rule in _KEEPING:
             return data[0]
         target = self._target(tensor)
         if target is not None:
@@ -442,7 +428,7 @@ class _Lowering:
     def _compute(
         self,
         op: LiteOp,
-        kernel: IntegerKernel,
+        kernel: Kind,
         read: Mapping[int, LiteTensor],
         steps_of: dict[LiteTensor, Quantization],
         data: Sequence[Quantization],
@@ -451,7 +437,7 @@ class _Lowering:
         joint = None
         if kernel.rule is StepRule.JOINS:
             joint = next(iter(steps_of.values()), None)
-        elif kernel.rule is StepRule.KEEPS:
+        elif kernel.rule in _KEEPING:
             joint = data[0]
         inputs = [*op.inputs]
         for slot, tensor in read.items():
@@ -516,7 +502,7 @@ class _Lowering:
             return stored
         if value is None:
             other = self._new(stored, steps or own)
-            self._add("QUANTIZE", stored, other)
+            self._keep(LiteOp("QUANTIZE", [stored], [other]))
             return other
         scale, zero = own.along(value.ndim)
         return self._constant(

@@ -11,15 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from geutil.tflite import LiteGraph, LiteOp, LiteTensor, Quantization
 from geutil.tflite.names import called, sources_of
+from geutil.tflite.parts import Array
 from geutil.tflite.versions import version_of
-
-Array = np.ndarray[Any, Any]
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from geutil.batchnorm import fold_batch_norms
 from geutil.quantize.int8.running import Runner
 from geutil.quantize.schemes import SCHEMES
 from geutil.tflite import LiteGraph, LiteOp, LiteTensor
-from geutil.tflite.matching import Ends, match
+from geutil.tflite.matches import Ends, match
 from tests import tflite_files
 from tests.call_counts import count_calls
 from tests.settings import needs_eager

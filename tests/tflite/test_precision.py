@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from geutil import model, tflite
 from geutil.quantize import calibrate, quantize, to_tflite
+from geutil.tflite.precision import SlowOps, slow_ops
 from geutil.tflite.schema import kind_names
-from geutil.tflite.speed import SlowOps, slow_ops
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -66,7 +66,7 @@ def test_depthwise_weights_in_4_bits_and_rounded_data_are_slow():
 
 
 def test_the_table_names_kinds_that_exist():
-    from geutil.tflite.speed import _TIMES
+    from geutil.tflite.precision import _TIMES
 
     assert {kind for kind, _ in _TIMES} <= set(kind_names().values())
     assert min(_TIMES.values()) >= 4

@@ -2,19 +2,20 @@
 
 Flatbuffers are read where they lie, and nothing in them says whether they are intact:
 an offset that leads anywhere is followed. So each list is counted against the size of
-the file, and each index against the list that it is for.
+the file, and each index against the list that it is for. A flatbuffer does not know its
+own end, so a zip archive that libraries for metadata append is found from the end.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
 from flatbuffers import number_types
 
 from geutil.errors import TFLiteError
-from geutil.tflite.archive import find_archive
 from geutil.tflite.parts import (
     Array,
     Buffer,
@@ -38,7 +39,63 @@ from geutil.tflite.schema import (
     option_word,
     schema,
     type_names,
+    words_of,
 )
+
+_END = struct.Struct("<4s4H2IH")
+"""The record at the end: signature, disks, entries twice, directory, comment."""
+_END_MARK, _ENTRY_MARK, _FILE_MARK = b"PK\5\6", b"PK\1\2", b"PK\3\4"
+_ENTRY = struct.Struct("<4s24x3H8xI")
+"""An entry of the directory: signature, three lengths, the place of its file."""
+
+
+def find_archive(data: Array) -> Array | None:
+    """Return the bytes of the archive at the end of a file; None without one."""
+    try:
+        return data[_places(data)[0] :]
+    except (struct.error, ValueError):
+        return None
+
+
+def moved_archive(archive: Array, place: int) -> bytes:
+    """Return an archive as it has to be written at a place of a file."""
+    start, directory, entries = _places(archive)
+    moved = bytearray(archive.tobytes())
+    for at, file in entries:
+        struct.pack_into("<I", moved, at + 42, file - start + place)
+    struct.pack_into("<I", moved, len(moved) - 6, directory - start + place)
+    return bytes(moved)
+
+
+def _places(data: Array) -> tuple[int, int, list[tuple[int, int]]]:
+    """Return where an archive and its directory start; each entry and its file."""
+    end = len(data) - _END.size
+    if end < 0:
+        raise ValueError("too short for an archive")
+    mark, *_, size, stated, comment = _END.unpack(data[end:].tobytes())
+    if mark != _END_MARK or comment:
+        raise ValueError("no archive ends here")
+    directory = end - int(size)
+    # Some writers count from the start of the archive, not of the file.
+    shift, entries, at = directory - stated, [], directory
+    while at < end:
+        mark, *lengths, place = _ENTRY.unpack(_piece(data, at, _ENTRY.size))
+        file = place + shift
+        if mark != _ENTRY_MARK or _piece(data, file, 4) != _FILE_MARK:
+            raise ValueError("the directory of the archive is damaged")
+        entries.append((at, file))
+        at += 46 + sum(lengths)
+    if directory < 0 or at != end:
+        raise ValueError("the directory of the archive is damaged")
+    return min([directory, *(file for _, file in entries)]), directory, entries
+
+
+def _piece(data: Array, start: int, size: int) -> bytes:
+    if start < 0:
+        raise ValueError("a place before the file")
+    piece: Any = data[start : start + size]
+    return bytes(np.asarray(piece))
+
 
 T = TypeVar("T")
 
@@ -194,12 +251,7 @@ class _Reader:
         """Return an op code."""
         # Codes above 127 do not fit the field of old, which then holds 127.
         number = max(code.BuiltinCode(), code.DeprecatedBuiltinCode())
-        kind = kind_names().get(number)
-        if kind is None:
-            raise BrokenFileError(
-                f"the TFLite file has an op of number {number}, which this schema "
-                "lacks: it is damaged, or newer than the runtime installed"
-            )
+        kind = _named(kind_names(), number, "an op of number")
         is_custom = kind == CUSTOM
         name = (text(code.CustomCode()) or kind) if is_custom else kind
         record = self._unpacked("OperatorCode", code)
@@ -222,12 +274,7 @@ class _Reader:
     def _tensor(self, table: Any) -> LiteTensor:
         """Return a tensor, whose steps are read once all tensors are there."""
         record = self._unpacked("Tensor", table)
-        dtype = type_names().get(record.type)
-        if dtype is None:
-            raise BrokenFileError(
-                f"the TFLite file has a tensor of type {record.type}, which this "
-                "schema lacks: it is damaged, or newer than the runtime installed"
-            )
+        dtype = _named(type_names(), record.type, "a tensor of type")
         buffer = self._at(record.buffer, self._file.buffers, "buffer")
         return LiteTensor.read(record, dtype, buffer)
 
@@ -300,12 +347,7 @@ class _Reader:
             table = getattr(op, field, lambda: None)()
             if union is None or not kind or table is None:
                 continue
-            name = next((n for n, value in vars(union).items() if value == kind), None)
-            if name is None:
-                raise BrokenFileError(
-                    f"the TFLite file has options of number {kind}, which this schema "
-                    "lacks: it is damaged, or newer than the runtime installed"
-                )
+            name = _named(words_of(field), kind, "options of number")
             own = getattr(schema(), name)()
             own.Init(table.Bytes, table.Pos)
             values = self._unpacked(name, own)
@@ -346,6 +388,16 @@ class _Reader:
     def _metadata(self, entry: Any) -> tuple[str, Buffer]:
         buffer = self._at(entry.Buffer(), self._file.buffers, "buffer")
         return text(entry.Name()), buffer
+
+
+def _named(names: Mapping[int, str], number: int, what: str) -> str:
+    """Return a name of the schema by its number."""
+    if number not in names:
+        raise BrokenFileError(
+            f"the TFLite file has {what} {number}, which this schema lacks: it is "
+            "damaged, or newer than the runtime installed"
+        )
+    return names[number]
 
 
 def is_tflite(blob: bytes) -> bool:
