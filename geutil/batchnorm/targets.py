@@ -8,12 +8,12 @@ body a weight is then no constant any more, but whatever a caller gives.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from geutil.batchnorm.report import Refused
-from geutil.errors import ArgumentTypeError, GeutilError
+from geutil.errors import GeutilError
 from geutil.graph import creation, op_types, replicas, types
 from geutil.graph.function_calls import Caller, callers_in
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
@@ -67,7 +67,8 @@ class Places:
             graphs = [place.graph for place in self.listed]
             self.unopened = list(_unopened(self._functions, own, graphs))
             return
-        for name, model in _signatures(graph_or_model).items():
+        verb = "batch norms are folded in a tf.Graph or a geutil.model.Model, not in"
+        for name, model in types.signatures_of(graph_or_model, verb).items():
             self.listed.append(Place(model.graph, "", name))
             self._add_bodies(model, name)
 
@@ -103,22 +104,6 @@ class Places:
         if self._functions is not None:
             functions = [p.function for p in edited if p.function is not None]
             self._functions.write_back(functions)
-
-
-def _signatures(model: Any) -> Mapping[str, Any]:
-    """Return the signatures of a model, its own first."""
-    others = getattr(model, "signatures", None)
-    own = getattr(model, "signature", None)
-    if (
-        not isinstance(others, Mapping)
-        or not isinstance(own, str)
-        or not types.is_graph(getattr(model, "graph", None))
-    ):
-        raise ArgumentTypeError(
-            f"batch norms are folded in a tf.Graph or a geutil.model.Model, not in a "
-            f"{types.type_name(model)}; open it with geutil.model.open"
-        )
-    return {own: model, **{name: others[name] for name in others if name != own}}
 
 
 def _bodies(functions: OpenedFunctions, own: Collection[Operation]) -> Iterator[Place]:

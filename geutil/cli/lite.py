@@ -32,7 +32,7 @@ class LiteRecord:
         path: the file that is read.
         outputs: where the results go.
         form: the format that was asked for.
-        force: whether what is there is replaced.
+        force: whether existing files are replaced.
     """
 
     path: Path

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 
-from geutil.errors import ArgumentTypeError, ModelError
+from geutil.errors import ArgumentTypeError, ModelError, Words
 from geutil.jobs import model_job as jobs
 from geutil.jobs.executors import JobRunner
 from geutil.jobs.model_job import Job
@@ -197,9 +197,16 @@ def _check(
         if workers is not None:
             raise ModelError("workers= is for this machine; the executor has its own")
     if workers is not None and workers < 1:
-        raise ModelError(f"workers={workers}: at least one is needed")
+        raise ModelError(
+            "is too few; at least one is needed",
+            subject=Words(f"workers={workers}", workers),
+        )
     if timeout is not None and not timeout > 0:
-        raise ModelError(f"timeout={timeout}: pass seconds, or None")
+        raise ModelError(
+            "is no time limit",
+            subject=Words(f"timeout={timeout}", timeout),
+            remedy="pass seconds, or None",
+        )
 
 
 def _planned(

@@ -44,13 +44,7 @@ class ModelSource:
 
 
 def sources_of(paths: Paths, leave_out: Path) -> list[ModelSource]:
-    """Return all that is in a folder, that a pattern names, or that is listed.
-
-    Args:
-        paths: a folder, which is gone through with the folders in it; a path with `*`,
-            `?` or `[`; or several of these, and of models.
-        leave_out: the folder of the results, which may be in there.
-    """
+    """Return all that is in a folder, that a pattern names, or that is listed."""
     listed = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(listed, Sequence):
         raise ArgumentTypeError(
@@ -157,13 +151,7 @@ class DataSource:
 
 
 def data_of(data: Data, sources: Sequence[ModelSource]) -> dict[str, DataSource | None]:
-    """Return the data of each model by name; None where a folder has none for it.
-
-    Args:
-        data: a .npz file or a folder of batches for all; a folder with `NAME.npz`, or
-            the folder `NAME`, for each model; "random"; or a function of a path.
-        sources: the models.
-    """
+    """Return the data of each model by name; None where a folder has none for it."""
     names = [source.name for source in sources]
     if data is None:
         return {}

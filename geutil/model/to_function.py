@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import ModelError
+from geutil.errors import ModelError, Words
 from geutil.graph import (
     call_graph,
     creation,
@@ -55,7 +55,8 @@ def ops_to_run(
             )
             raise ModelError(
                 f"placeholder '{op.name}' is no input, and '{reader}' depends on it: "
-                "rewire its readers, or make it an input with model.cut(inputs=[...])"
+                "rewire its readers, or make it an input with "
+                f"{Words('model.cut(inputs=[...])')}"
             )
     needed |= _needed_by_gradients(needed, stops)
     return [op for op in graph.get_operations() if op in needed]

@@ -18,10 +18,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import creation, types
+from geutil.errors import QuantizeError
+from geutil.graph import creation
 from geutil.graph.edits import InputEdit, apply_edits, transaction
-from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
+from geutil.graph.types import (
+    Graph,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+    signatures_of,
+)
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import Network
@@ -260,14 +266,7 @@ def equalize(model: Any, *, replace_relu6: bool = False) -> EqualizeReport:
 
 def _places(model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
     """Return (name, graph, results) of each signature; refuse quantized ones."""
-    graph, signatures = (getattr(model, name, None) for name in ("graph", "signatures"))
-    if signatures is None or graph is None or not types.is_func_graph(graph):
-        raise ArgumentTypeError(
-            f"a geutil.model.Model is equalized, not a {types.type_name(model)}; open "
-            "it with geutil.model.open"
-        )
-    models = {model.signature: model}
-    models |= {n: signatures[n] for n in signatures if n != model.signature}
+    models = signatures_of(model, "a geutil.model.Model is equalized, not")
     for other in models.values():
         for op in other.graph.get_operations():
             if op.type in FAKE_QUANT:

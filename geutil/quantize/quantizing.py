@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.errors import QuantizeError, Words
 from geutil.graph import edits, replicas
 from geutil.graph.op_types import FUSED_NORMS
 from geutil.graph.types import (
@@ -19,7 +19,7 @@ from geutil.graph.types import (
     Tensor,
     is_graph,
     quoted,
-    type_name,
+    signatures_of,
 )
 from geutil.quantize import guarding, lowering, plan_insertion
 from geutil.quantize.calibration.calibrating import set_ranges_of_weights
@@ -34,7 +34,7 @@ from geutil.quantize.planning.plan import (
 )
 from geutil.quantize.range_variables import RangeVariables, described
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
-from geutil.quantize.schemes import scheme_named
+from geutil.quantize.schemes import FOLD, scheme_named
 from geutil.quantize.spec import Override, QuantizeChoices
 from geutil.select import conversions, names
 from geutil.select.networks.batch_norms import is_layer_norm
@@ -254,9 +254,10 @@ def _of_scheme(name: str, choices: QuantizeChoices) -> QuantizeChoices:
     """
     scheme = scheme_named(name)
     if scheme.is_float:
+        call = Words(f"geutil.quantize.to_tflite(model, scheme='{name}')", name)
         raise QuantizeError(
-            f"the scheme '{name}' quantizes nothing; convert the model as it is, with "
-            f"geutil.quantize.to_tflite(model, scheme='{name}')"
+            f"the scheme '{name}' quantizes nothing",
+            remedy=f"convert the model as it is, with {call}",
         )
     for argument, bits in (
         ("weight_bits", choices.weight_bits),
@@ -329,17 +330,10 @@ def _places(graph_or_model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
         meant = replicas.outputs_meant(graph_or_model)
         results = list(meant) or edits.results_of(graph_or_model)
         return [("", graph_or_model, results)]
-    others = getattr(graph_or_model, "signatures", None)
-    own = getattr(graph_or_model, "signature", None)
-    if not isinstance(others, Mapping) or not isinstance(own, str):
-        raise ArgumentTypeError(
-            "quantization is simulated in a tf.Graph or a geutil.model.Model, not in "
-            f"a {type_name(graph_or_model)}; open it with geutil.model.open"
-        )
-    models = {own: graph_or_model, **{n: others[n] for n in others if n != own}}
+    verb = "quantization is simulated in a tf.Graph or a geutil.model.Model, not in"
     return [
         (name, model.graph, list(model.outputs.values()))
-        for name, model in models.items()
+        for name, model in signatures_of(graph_or_model, verb).items()
     ]
 
 
@@ -398,8 +392,7 @@ def _report(
     if norms:
         warnings.append(
             f"{len(norms)} batch norm(s) are still there, '{norms[0].name}' among "
-            "them, and cost time and accuracy; fold them before, with "
-            "geutil.batchnorm.fold_batch_norms"
+            f"them, and cost time and accuracy; fold them before, with {FOLD}"
         )
     for warning in warnings:
         _logger.warning("quantize: %s", warning)

@@ -12,6 +12,7 @@ import tensorflow as tf
 from geutil.graph.op_types import FUSED_NORMS, SHIFTS
 from geutil.graph.types import IdentitySet, Operation, Tensor
 from geutil.quantize.planning.network import Edge, Network
+from geutil.quantize.schemes import FOLD
 from geutil.select.networks.layers import Layer
 from geutil.select.networks.provenance import reduced_axes
 
@@ -156,7 +157,7 @@ class _Region:
     def _refusal(self, op: Operation, data: list[Tensor]) -> str:
         kind = op.type
         if kind in FUSED_NORMS:
-            return "is a batch norm; fold it first, with geutil.batchnorm"
+            return f"is a batch norm; fold it first, with {FOLD}"
         if kind == "Relu6":
             return self._clip(op)
         if kind == "Mean":

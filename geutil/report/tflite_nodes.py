@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from geutil import tflite
 from geutil.errors import ModelError
 from geutil.formats import TFLITE_SUFFIX
 from geutil.model.files.tflite_inspection import read_tflite
-from geutil.report.table import Row, Rows
+from geutil.report.page import Row, Rows
 from geutil.tflite import LiteFile, LiteGraph, LiteOp, LiteSignature, LiteTensor
 from geutil.tflite.names import UniqueNames, op_names, sources_of
 from geutil.tflite.precision import computes_in_float, is_quantized, precision_of
@@ -20,7 +21,7 @@ from geutil.tflite.precision import computes_in_float, is_quantized, precision_o
 _INPUT, _CONSTANT, _VARIABLE = "INPUT", "CONST", "VARIABLE"
 NO_OPS = (_INPUT, _CONSTANT, _VARIABLE)
 """Types of nodes that are drawn though they are no ops of the file."""
-_LETTERS = 200
+_LETTERS, _LINES = 200, 20
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class FileNode:
     Attributes:
         name: its name.
         type: its type, such as "CONV_2D", "INPUT" or "CONST".
-        inputs: what it reads.
+        inputs: its inputs.
         tensors: the tensors of the file that its outputs are.
         attributes: its options by name, in words.
         op: the op of the file; None of an input or a constant.
@@ -81,10 +82,10 @@ class FileSubject:
     """A subgraph of a TFLite file to draw.
 
     Attributes:
-        label: what to call it.
+        label: its name on the page.
         graph: the subgraph.
         nodes: its nodes: inputs, constants, ops in their order.
-        ends: what to call nodes that are inputs or outputs, by their places.
+        ends: labels of nodes that are inputs or outputs, by their places.
         outputs: the tensors that it gives, by name.
         bodies: the other subgraphs of the file.
     """
@@ -131,7 +132,7 @@ def is_file(value: object) -> bool:
 def file_subject(
     value: Any, label: str = "", signature: str | None = None
 ) -> FileSubject:
-    """Return what to draw of a TFLite file."""
+    """Return the subject of a TFLite file."""
     content, name = _content(value)
     signatures = {one.graph: one for one in reversed(content.signatures.values())}
     labels = {g: g.name or f"subgraph {i}" for i, g in enumerate(content.graphs)}
@@ -214,9 +215,9 @@ def _op_node(
     reads = [sources[t] for t in op.reads if t in sources]
     # Calls are drawn as such.
     told = {k: v for k, v in sorted(op.options.items()) if not _is_call(v)}
-    attributes = {option: _words(value) for option, value in told.items()}
+    attributes = {option: shortened(value) for option, value in told.items()}
     if op.outputs:
-        attributes["tensor"] = _words(op.result)
+        attributes["tensor"] = shortened(op.result)
     inputs = tuple(Read(place, i, f"{source}:{i}") for place, i, source in reads)
     return FileNode(name, op.kind, inputs, op.outputs, attributes, op)
 
@@ -226,7 +227,13 @@ def _is_call(value: object) -> bool:
     return any(isinstance(one, LiteGraph) for one in listed)
 
 
-def _words(value: object) -> str:
+def shortened(value: object) -> str:
+    """Return a value as text, or its beginning if it is long.
+
+    Example:
+        >>> shortened("abc")
+        'abc'
+    """
     text = str(value)
     return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
 
@@ -245,8 +252,8 @@ def altered_options(op: Any, other: Any) -> tuple[str, ...]:
 def _columns(subject: FileSubject, labels: Mapping[LiteGraph, str]) -> dict[str, Any]:
     """Return a subgraph as the viewer takes it: `GraphData` in web/src/payload.ts."""
     nodes = subject.nodes
-    kinds = {kind: i for i, kind in enumerate(dict.fromkeys(n.type for n in nodes))}
-    precisions = _places([n.precision for n in nodes if n.precision])
+    kinds = numbered(n.type for n in nodes)
+    precisions = numbered(n.precision for n in nodes if n.precision)
     called = {
         at: [labels[graph] for graph in node.op.subgraphs]
         for at, node in enumerate(nodes)
@@ -278,14 +285,15 @@ def _columns(subject: FileSubject, labels: Mapping[LiteGraph, str]) -> dict[str,
     }
 
 
-def _places(words: Sequence[str]) -> dict[str, int]:
+def numbered(words: Iterable[str]) -> dict[str, int]:
+    """Return each word once, with its number."""
     return {word: i for i, word in enumerate(dict.fromkeys(words))}
 
 
 def precision_rows(subject: FileSubject) -> Rows:
-    """Return the ops of a file as a table, with what each computes in.
+    """Return the ops of a file as a table, with the precision of each.
 
-    Floats come first, as they are what a reader looks for.
+    Floats come first, since a reader looks for them.
     """
     every = (subject, *subject.bodies)
     listed = [
@@ -306,15 +314,20 @@ def precision_rows(subject: FileSubject) -> Rows:
         )
         for _, node, scope in listed
     )
-    return Rows("Types that ops compute in", tuple(precision_lines(subject)), rows)
+    told = precision_lines(node.precision for _, node, _ in listed)
+    return Rows("Types that ops compute in", tuple(told), rows)
 
 
-def precision_lines(subject: FileSubject) -> list[str]:
-    """Return a line for each type that ops of a file compute in, by their number."""
-    counts: dict[str, int] = {}
-    for one in (subject, *subject.bodies):
-        for node in one.nodes:
-            if node.precision:
-                counts[node.precision] = counts.get(node.precision, 0) + 1
+def precision_lines(precisions: Iterable[str]) -> list[str]:
+    """Return a line for each type that ops compute in, by their number."""
+    counts = Counter(precisions)
     in_order = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     return [f"{n} op(s) in {precision}" for precision, n in in_order]
+
+
+def listed_lines(*groups: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of each kind of change; of many only the first few."""
+    for lines in groups:
+        yield from lines[:_LINES]
+        if len(lines) > _LINES:
+            yield f"  and {len(lines) - _LINES} more (all of them with --json)"

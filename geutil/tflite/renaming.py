@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from geutil.errors import TFLiteError
+from geutil.errors import TFLiteError, Words
 from geutil.tflite import looking
 from geutil.tflite.arguments import checked
 from geutil.tflite.looking import GraphLike
@@ -132,9 +132,10 @@ def _check_names(new: Mapping[LiteTensor, str], graph: LiteGraph) -> None:
             continue
         other = taken.setdefault(name, t)
         if other is not t:
+            call = Words(f"rename(tensors={{'{other.name}': ...}})", other.name)
             raise TFLiteError(
-                f"{t!r} and {other!r} would both be called '{name}'; rename the other "
-                f"one, too: rename(tensors={{'{other.name}': ...}})"
+                f"{t!r} and {other!r} would both be called '{name}'",
+                remedy=f"rename the other one, too: {call}",
             )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 
-from geutil.errors import TFLiteError
+from geutil.errors import TFLiteError, Words
 from geutil.tflite.parts import Contents, LiteGraph, LiteOp, LiteTensor
 
 HANDLES = frozenset({"HASHTABLE", "VAR_HANDLE"})
@@ -98,9 +98,14 @@ def check_places_are_free(file: Contents, edit: str) -> None:
     for name, reason in FIXED_BY_METADATA.items():
         if name in file.metadata:
             raise TFLiteError(
-                f"{edit} gives ops other places, and the metadata '{name}' {reason}; "
-                f"leave it out first: strip(metadata=['{name}'])"
+                f"{edit} gives ops other places, and the metadata '{name}' {reason}",
+                remedy=f"leave it out first: {without(name)}",
             )
+
+
+def without(name: str) -> Words:
+    """Return the call that leaves metadata out."""
+    return Words(f"strip(metadata=['{name}'])")
 
 
 def leave_description_out(file: Contents) -> None:

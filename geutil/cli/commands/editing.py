@@ -21,19 +21,16 @@ from geutil.cli.options import (
     Source,
     SourceOrLite,
     Target,
+    optional,
 )
-from geutil.cli.output import show_written, working
-from geutil.cli.wording import in_words
+from geutil.cli.output import working
 from geutil.cli.written import Record, tell
-from geutil.errors import ModelError
+from geutil.errors import spoken_with, vocabulary
 
 if TYPE_CHECKING:
     from geutil.model import Model
 
-Pairs = Annotated[
-    list[str] | None,
-    typer.Option(help="old=new; can be given several times.", show_default=False),
-]
+Pairs = Annotated[list[str] | None, optional("old=new; can be given several times.")]
 
 
 def cut(
@@ -42,18 +39,13 @@ def cut(
     inputs: Inputs = None,
     outputs: Annotated[
         list[str] | None,
-        typer.Option(
-            "--to",
-            help="A tensor or op that becomes an output; name=tensor also names it.",
-            show_default=False,
+        optional(
+            "A tensor or op that becomes an output; name=tensor also names it.", "--to"
         ),
     ] = None,
     ops: Annotated[
         str | None,
-        typer.Option(
-            help="START:END, places of ops of a .tflite file, in the place of both.",
-            show_default=False,
-        ),
+        optional("START:END, places of ops of a .tflite file, in the place of both."),
     ] = None,
     signature: Signature = None,
     form: As = None,
@@ -69,20 +61,14 @@ def cut(
         file = lite_record.opened()
         chosen = None if ops is None else lite.places(ops)
         graph = lite.graph_of(file, signature)
-        part = file.cut(starts, ends, ops=chosen, graph=graph)
-        lite_record.write(part, as_json=as_json)
+        lite_part = file.cut(starts, ends, ops=chosen, graph=graph)
+        lite_record.write(lite_part, as_json=as_json)
         return
     if ops is not None:
         raise CommandError("--ops is of .tflite files; pass --input or --to")
-    files.check_source(path)
-    files.check_target(output, form, force)
-    record = Record(path, output, form)
-    whole = files.read_model(path, signature)
-    record.opened(whole)
-    model = whole.cut(starts, ends)
-    files.write_model(model, output, form, force)
-    written = record.written(model, why_not="it has other inputs or outputs")
-    show_written(model, written, as_json=as_json)
+    record = Record(path, output, form, force).checked()
+    part = record.read(signature).cut(starts, ends)
+    record.write(part, "it has other inputs or outputs", as_json=as_json)
 
 
 def split(
@@ -90,14 +76,11 @@ def split(
     output: Target,
     second: Annotated[
         Path,
-        typer.Option(help="Where to write the ops behind.", show_default=False),
+        optional("Where to write the ops behind."),
     ],
     at: Annotated[
         list[str],
-        typer.Option(
-            help="A tensor to split at; can be given several times.",
-            show_default=False,
-        ),
+        optional("A tensor to split at; can be given several times."),
     ],
     signature: Signature = None,
     force: Force = False,
@@ -117,10 +100,8 @@ def expose(
     output: Target,
     tensors: Annotated[
         list[str],
-        typer.Option(
-            "--to",
-            help="A tensor that becomes an output, too; name=tensor also names it.",
-            show_default=False,
+        optional(
+            "A tensor that becomes an output, too; name=tensor also names it.", "--to"
         ),
     ],
     signature: Signature = None,
@@ -148,22 +129,15 @@ def splice(
     output: Target,
     replace: Annotated[
         list[str],
-        typer.Option(
-            help="tensor=output: what of the other model takes a tensor's place.",
-            show_default=False,
-        ),
+        optional("tensor=output: what of the other model takes a tensor's place."),
     ],
     feed: Annotated[
         list[str] | None,
-        typer.Option(
-            help="input=tensor: what an input of the other model reads.",
-            show_default=False,
-        ),
+        optional("input=tensor: what an input of the other model reads."),
     ] = None,
     signature: Signature = None,
     other_signature: Annotated[
-        str | None,
-        typer.Option(help="The signature of the other model.", show_default=False),
+        str | None, optional("The signature of the other model.")
     ] = None,
     form: As = None,
     force: Force = False,
@@ -171,50 +145,35 @@ def splice(
 ) -> None:
     """Put a model into another one, in the place of some of its tensors."""
     replaced, fed = _pairs(replace), _pairs(feed)
-    files.check_source(path)
     files.check_source(other)
-    files.check_target(output, form, force)
-    record = Record(path, output, form)
-    model = files.read_model(path, signature)
-    record.opened(model)
+    record = Record(path, output, form, force).checked()
+    model = record.read(signature)
     spliced = model.splice(_other(other, other_signature), replaced, fed)
-    files.write_model(spliced, output, form, force)
-    written = record.written(spliced, why_not="it computes something else")
-    show_written(spliced, written, as_json=as_json)
+    record.write(spliced, "it computes something else", as_json=as_json)
 
 
 def _other(path: Path, signature: str | None) -> Model:
     """Open the model that is put in, which has an option of its own for signatures."""
-    try:
+    with spoken_with({**vocabulary(), "signature=": "--other-signature"}):
         return files.read_model(path, signature)
-    except ModelError as error:
-        said = in_words(str(error)).replace("--signature", "--other-signature")
-        raise CommandError(said) from error
 
 
 def rename(
     path: SourceOrLite,
     output: Target,
     inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", help="old=new, of an input.", show_default=False),
+        list[str] | None, optional("old=new, of an input.", "--input")
     ] = None,
     outputs: Annotated[
-        list[str] | None,
-        typer.Option("--to", help="old=new, of an output.", show_default=False),
+        list[str] | None, optional("old=new, of an output.", "--to")
     ] = None,
     results: Annotated[list[str] | None, typer.Option("--result", hidden=True)] = None,
     to_signature: Annotated[
-        str | None,
-        typer.Option(help="The new name of the signature.", show_default=False),
+        str | None, optional("The new name of the signature.")
     ] = None,
     tensors: Annotated[
         list[str] | None,
-        typer.Option(
-            "--tensor",
-            help="old=new, of a tensor in a .tflite file.",
-            show_default=False,
-        ),
+        optional("old=new, of a tensor in a .tflite file.", "--tensor"),
     ] = None,
     from_signature: Annotated[
         bool,
@@ -252,16 +211,11 @@ def rename(
     if tensors or from_signature:
         option = "--tensor" if tensors else "--from-signature"
         raise CommandError(f"{option} is of .tflite files")
-    files.check_source(path)
-    files.check_target(output, form, force)
-    record = Record(path, output, form)
-    model = files.read_model(path, signature)
-    record.opened(model)
+    record = Record(path, output, form, force).checked()
+    model = record.read(signature)
     renamed = model.rename(input_renames, output_renames or None, to_signature)
-    files.write_model(renamed, output, form, force)
     why_not = "its inputs have other names" if input_renames else ""
-    written = record.written(renamed, why_not=why_not)
-    show_written(renamed, written, as_json=as_json)
+    record.write(renamed, why_not, as_json=as_json)
 
 
 def batch_size(
@@ -288,17 +242,12 @@ def batch_size(
         file.set_batch_size(rows, graph=lite.graph_of(file, signature))
         lite_record.write(file, as_json=as_json)
         return
-    files.check_source(path)
-    files.check_target(output, form, force)
-    record = Record(path, output, form)
-    model = files.read_model(path, signature)
-    record.opened(model)
+    record = Record(path, output, form, force).checked()
+    model = record.read(signature)
     with working("changing and proving"):
         changed = model.set_batch_size(None if size == "any" else int(size))
-    files.write_model(changed, output, form, force)
     why_not = "the batch size was proven, sample by sample, as it was changed"
-    written = record.written(changed, why_not=why_not)
-    show_written(changed, written, as_json=as_json)
+    record.write(changed, why_not, as_json=as_json)
 
 
 def strip(
@@ -306,10 +255,7 @@ def strip(
     output: Target,
     keep: Annotated[
         list[str] | None,
-        typer.Option(
-            help="An op, a scope or a Keras layer that stays as it is.",
-            show_default=False,
-        ),
+        optional("An op, a scope or a Keras layer that stays as it is."),
     ] = None,
     names: Annotated[
         bool,
@@ -334,11 +280,8 @@ def strip(
         return
     if names or metadata:
         raise CommandError("--names and --metadata are of .tflite files")
-    files.check_source(path)
-    files.check_target(output, form, force)
-    record = Record(path, output, form)
-    model = files.read_model(path, signature)
-    record.opened(model)
+    record = Record(path, output, form, force).checked()
+    model = record.read(signature)
     with working("stripping"):
         stripped = model.strip_training(keep=keep or ())
     files.write_model(stripped, output, form, force)
@@ -352,12 +295,7 @@ def unroll(
     path: Source,
     output: Target,
     loops: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--loop",
-            help="A regex in the names of loops; else all.",
-            show_default=False,
-        ),
+        list[str] | None, optional("A regex in the names of loops; else all.", "--loop")
     ] = None,
     max_ops: Annotated[
         int, typer.Option(min=1, help="How many ops the result may have.")
@@ -370,15 +308,11 @@ def unroll(
     """Replace loops, such as those of LSTM and GRU layers, by a copy for each step."""
     for regex in loops or ():
         files.compiled(regex)
-    files.check_source(path)
-    files.check_target(output, form, force)
-    record = Record(path, output, form)
-    model = files.read_model(path, signature)
-    record.opened(model)
+    record = Record(path, output, form, force).checked()
+    model = record.read(signature)
     with working("unrolling"):
         unrolled = model.unroll(loops or None, max_ops=max_ops)
-    files.write_model(unrolled, output, form, force)
-    show_written(unrolled, record.written(unrolled), as_json=as_json)
+    record.write(unrolled, as_json=as_json)
 
 
 def fold(
@@ -398,12 +332,9 @@ def fold(
     as_json: Json = False,
 ) -> None:
     """Fold the batch norms of a model into its layers."""
-    files.check_source(path)
-    files.check_target(output, form, force)
+    record = Record(path, output, form, force).checked()
     files.check_page(html, force)
-    record = Record(path, output, form)
-    model = files.read_model(path, signature)
-    record.opened(model, to_be_changed=True)
+    model = record.read(signature, to_be_changed=True)
     from geutil import report
     from geutil.batchnorm import fold_batch_norms
 
@@ -421,7 +352,7 @@ def fold(
 
 
 def _pairs(values: list[str] | None) -> dict[str, str]:
-    """Return what is given as old=new."""
+    """Return pairs that are given as old=new."""
     new_by_old = {}
     for value in values or ():
         old, mark, new = value.partition("=")

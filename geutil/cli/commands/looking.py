@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -20,9 +21,9 @@ from geutil.cli.options import (
     Signature,
     SourceOrLite,
     SourcesOrLite,
+    optional,
 )
 from geutil.cli.output import plain, show, show_rows, working
-from geutil.cli.wording import in_words, meant
 from geutil.progress import counted
 
 if TYPE_CHECKING:
@@ -33,19 +34,17 @@ def view(
     paths: SourcesOrLite,
     output: Annotated[
         Path | None,
-        typer.Option(
+        optional(
+            "The page to write; by default the first model's name with .html.",
             "--output",
             "-o",
-            help="The page to write; by default the first model's name with .html.",
-            show_default=False,
         ),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(
-            help="Of several models: a .npz or .npy file, or a directory, to colour "
-            "the layers of the last, a .tflite file, by their noise.",
-            show_default=False,
+        optional(
+            "Of several models: a .npz or .npy file, or a directory, to colour "
+            "the layers of the last, a .tflite file, by their noise."
         ),
     ] = None,
     memory: Annotated[
@@ -60,10 +59,9 @@ def view(
     ] = False,
     size: Annotated[
         list[str] | None,
-        typer.Option(
-            help="input=8,8,3: with --memory or --training, the shape of an input "
-            "whose file leaves sizes open.",
-            show_default=False,
+        optional(
+            "input=8,8,3: with --memory or --training, the shape of an input "
+            "whose file leaves sizes open."
         ),
     ] = None,
     batch: BatchSize = 32,
@@ -125,7 +123,7 @@ def view(
 def _step_of(
     model: Any, batch: int, size: list[str] | None, training: bool
 ) -> tuple[Any, Any]:
-    """Return what a step runs, the model or its training step, and its timeline."""
+    """Return the graph of a step, of the model or its training, and its timeline."""
     from geutil.cli.commands.memory import check_inputs, given_shapes, input_shapes
     from geutil.cli.training_step import TrainingStep
     from geutil.memory import predict
@@ -216,8 +214,7 @@ def check(
         Path | None, typer.Argument(help="The other model.", show_default=False)
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(help="A .npz or .npy file, or a directory.", show_default=False),
+        Path | None, optional("A .npz or .npy file, or a directory.")
     ] = None,
     batch: BatchSize = 32,
     samples: Annotated[
@@ -238,10 +235,9 @@ def check(
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option(
-            help="Of a .tflite file: the quantized model that it was made from; with "
-            "--layers also the one in float that `geutil quantize` read.",
-            show_default=False,
+        optional(
+            "Of a .tflite file: the quantized model that it was made from; with "
+            "--layers also the one in float that `geutil quantize` read."
         ),
     ] = None,
     steps: Annotated[
@@ -433,7 +429,7 @@ def inspect(
         names = [op.name for op in opened.graph.get_operations()]
         counts, unknown = _scopes(names), ""
     except geutil.model.ModelError as error:
-        counts, unknown = None, in_words(str(error))
+        counts, unknown = None, str(error)
     if as_json:
         show({**told, "scopes": counts}, as_json=True)
     else:
@@ -515,7 +511,7 @@ def ops(
 
 
 def _ops_of_file(path: Path) -> list[tuple[str, str, str]]:
-    """Return the ops of a TFLite file: names, types, what their results hold."""
+    """Return the ops of a TFLite file: names, types, dtypes and shapes of results."""
     from geutil.report.tflite_nodes import file_subject
 
     drawn = file_subject(path)
@@ -534,7 +530,7 @@ def _nothing(
     kind: str | None,
     scope: str | None,
 ) -> str:
-    """Return that no op matches, and what may have been meant."""
+    """Return the message that no op matches, with similar names."""
     kinds = sorted({type_ for _, type_, _ in listed})
     if kind is not None and kind not in kinds:
         return f"there is no op of type '{kind}'{meant(kind, kinds)}"
@@ -548,6 +544,20 @@ def _nothing(
         names = [name for name, *_ in listed]
         return f"no name of an op holds '{regex}'{meant(regex, names)}"
     return "no op matches all of that; leave one of the options out"
+
+
+def meant(word: str, words: Sequence[str]) -> str:
+    """Return a question with the words that are nearest; "" if none is near.
+
+    Example:
+        >>> meant("conv2d", ["Conv2D", "Relu"])
+        '; did you mean Conv2D?'
+    """
+    by_lower = {other.lower(): other for other in reversed(words)}
+    near = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
+    near += [low for low in by_lower if word.lower() in low and low not in near]
+    found = ", ".join(by_lower[low] for low in near[:3])
+    return f"; did you mean {found}?" if near else ""
 
 
 def _above(scope: str) -> Iterator[str]:
