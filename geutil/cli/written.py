@@ -13,7 +13,7 @@ from geutil.cli import files
 from geutil.cli.options import ModelFormat
 from geutil.cli.output import plain, show, show_written, working
 from geutil.errors import GeutilError
-from geutil.sizes import size_text
+from geutil.sizes import size_of, size_text
 
 if TYPE_CHECKING:
     from geutil.model import Model
@@ -113,7 +113,7 @@ class Record:
     def read(self, signature: str | None, *, to_be_changed: bool = False) -> Model:
         """Read the model; a copy of one that is edited in place is kept."""
         model = files.read_model(self.path, signature)
-        self._bytes_before, self._kinds = _size(self.path), _kinds(model)
+        self._bytes_before, self._kinds = size_of(self.path), _kinds(model)
         self._before = model.cut() if to_be_changed else model
         return model
 
@@ -145,7 +145,7 @@ class Record:
         return Written(
             self.output,
             format or files.format_of(self.output, self.form).value,
-            _size(self.output),
+            size_of(self.output),
             self._bytes_before,
             dict(kinds - self._kinds),
             dict(self._kinds - kinds),
@@ -181,9 +181,3 @@ def _kinds(model: Model) -> Counter[str]:
 
     outputs = list(model.outputs.values())
     return Counter(op.type for op in get_backward_walk_ops(outputs, inclusive=True))
-
-
-def _size(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a directory."""
-    parts = path.rglob("*") if path.is_dir() else [path]
-    return sum(part.stat().st_size for part in parts if part.is_file())

@@ -32,9 +32,10 @@ from geutil.jobs.report import (
     BatchStep,
     write_json,
 )
-from geutil.jobs.sources import DataSource, size_of
+from geutil.jobs.sources import DataSource
 from geutil.jobs.steps import PipelineStep
 from geutil.notes import MOVED, note
+from geutil.sizes import size_of
 
 WORK = ".batch"
 """The folder, in that of the results, where unfinished ones are."""

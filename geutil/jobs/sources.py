@@ -18,6 +18,7 @@ from geutil.errors import ArgumentTypeError, ModelError
 from geutil.formats import foreign_kind
 from geutil.jobs.steps import PipelineStep, pickled_function
 from geutil.model.files.reading import SAVED_MODEL_FILES
+from geutil.sizes import size_of
 from geutil.version import __version__
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -210,9 +211,3 @@ def _stamp(path: Path) -> str:
 def results_are_there(folder: Path, files: Mapping[str, int]) -> bool:
     """Tell whether the written files are there, in the sizes that they had."""
     return all(size_of(folder / name) == size for name, size in files.items())
-
-
-def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder; 0 if there is none."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())

@@ -1,15 +1,20 @@
-"""Commands that change models: a model is read, and another one is written."""
+"""Commands that change models: a model is read, and another one is written.
+
+TFLite files are edited without TensorFlow: ops, weights and names are theirs.
+"""
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geutil.cli import files, lite
+from geutil.cli import files
 from geutil.cli.files import CommandError
-from geutil.cli.lite import LiteRecord
 from geutil.cli.options import (
     As,
     Force,
@@ -17,18 +22,20 @@ from geutil.cli.options import (
     Inputs,
     Json,
     LiteSource,
+    ModelFormat,
     Signature,
     Source,
     SourceOrLite,
     Target,
     optional,
 )
-from geutil.cli.output import working
-from geutil.cli.written import Record, tell
-from geutil.errors import spoken_with, vocabulary
+from geutil.cli.output import plain, show, working
+from geutil.cli.written import Record, Written, tell
+from geutil.errors import TFLiteError, spoken_with, vocabulary
 
 if TYPE_CHECKING:
     from geutil.model import Model
+    from geutil.tflite import LiteFile, LiteGraph, LiteTensor
 
 Pairs = Annotated[list[str] | None, optional("old=new; can be given several times.")]
 
@@ -57,10 +64,10 @@ def cut(
         raise CommandError("say where to cut: pass --input or --to")
     starts, ends = files.named(inputs), files.named(outputs)
     if files.is_lite(path):
-        lite_record = LiteRecord(path, [output], form, force)
+        lite_record = _LiteFiles(path, [output], form, force)
         file = lite_record.opened()
-        chosen = None if ops is None else lite.places(ops)
-        graph = lite.graph_of(file, signature)
+        chosen = None if ops is None else _places(ops)
+        graph = _graph_of(file, signature)
         lite_part = file.cut(starts, ends, ops=chosen, graph=graph)
         lite_record.write(lite_part, as_json=as_json)
         return
@@ -91,7 +98,7 @@ def split(
         raise CommandError("--output and --second are the same file; name two")
     record = _lite_record(path, [output, second], force)
     file = record.opened()
-    halves = file.split(at, graph=lite.graph_of(file, signature))
+    halves = file.split(at, graph=_graph_of(file, signature))
     record.write(*halves, as_json=as_json)
 
 
@@ -111,14 +118,14 @@ def expose(
     """Let tensors of a .tflite file be outputs, too, to look inside a run."""
     record = _lite_record(path, [output], force)
     file = record.opened()
-    file.expose(files.named(tensors), graph=lite.graph_of(file, signature))
+    file.expose(files.named(tensors), graph=_graph_of(file, signature))
     record.write(file, as_json=as_json)
 
 
-def _lite_record(path: Path, outputs: list[Path], force: bool) -> LiteRecord:
+def _lite_record(path: Path, outputs: list[Path], force: bool) -> _LiteFiles:
     if not files.is_lite(path):
         raise CommandError(f"'{path}' is no .tflite file, which this command is for")
-    return LiteRecord(path, outputs, None, force)
+    return _LiteFiles(path, outputs, None, force)
 
 
 def splice(
@@ -195,7 +202,7 @@ def rename(
     if not (asked or tensors or from_signature):
         raise CommandError("say what to rename: --input, --to or --to-signature")
     if files.is_lite(path):
-        lite_record = LiteRecord(path, [output], form, force)
+        lite_record = _LiteFiles(path, [output], form, force)
         file = lite_record.opened()
         key = signature or (next(iter(file.signatures), "") if to_signature else None)
         file.rename(
@@ -204,7 +211,7 @@ def rename(
             tensors=_pairs(tensors),
             signatures={key or "": to_signature} if to_signature else None,
             from_signature=(signature or True) if from_signature else False,
-            graph=lite.graph_of(file, signature),
+            graph=_graph_of(file, signature),
         )
         lite_record.write(file, as_json=as_json)
         return
@@ -236,10 +243,10 @@ def batch_size(
     if size != "any" and not (size.isdigit() and int(size)):
         raise CommandError(f"'{size}' is no batch size; pass a number, or 'any'")
     if files.is_lite(path):
-        lite_record = LiteRecord(path, [output], form, force)
+        lite_record = _LiteFiles(path, [output], form, force)
         file = lite_record.opened()
         rows = None if size == "any" else int(size)
-        file.set_batch_size(rows, graph=lite.graph_of(file, signature))
+        file.set_batch_size(rows, graph=_graph_of(file, signature))
         lite_record.write(file, as_json=as_json)
         return
     record = Record(path, output, form, force).checked()
@@ -272,8 +279,8 @@ def strip(
 ) -> None:
     """Take out of a model what serves training alone, or no run of a .tflite file."""
     if files.is_lite(path):
-        lite.refuse(keep=keep, signature=signature)
-        lite_record = LiteRecord(path, [output], form, force)
+        _refuse(keep=keep, signature=signature)
+        lite_record = _LiteFiles(path, [output], form, force)
         file = lite_record.opened()
         file.strip(names=names, metadata=metadata)
         lite_record.write(file, as_json=as_json)
@@ -360,3 +367,110 @@ def _pairs(values: list[str] | None) -> dict[str, str]:
             raise CommandError(f"'{value}' is no pair; write it as old=new")
         new_by_old[old] = new
     return new_by_old
+
+
+_NOT_RUN = "files of .tflite are edited without a run; `geutil check` runs both"
+
+
+@dataclass
+class _LiteFiles:
+    """A command on a TFLite file from its start: the file read, and those written."""
+
+    path: Path
+    outputs: list[Path]
+    form: ModelFormat | None
+    force: bool
+    _began: float = field(default_factory=time.monotonic)
+    _kinds: Counter[str] = field(default_factory=Counter)
+    _size: int = 0
+
+    def opened(self) -> LiteFile:
+        """Check the outputs and open the file."""
+        for output in self.outputs:
+            if files.format_of(output, self.form) is not ModelFormat.tflite:
+                raise CommandError(
+                    f"a .tflite file is written as one: name '{output}' .tflite"
+                )
+            files.check_target(output, self.form, self.force)
+        from geutil import tflite
+
+        try:
+            file = tflite.open(self.path)
+        except TFLiteError as error:
+            raise CommandError(f"'{self.path}' cannot be read: {error}") from error
+        self._kinds = Counter(op.kind for op in file.ops)
+        self._size = self.path.stat().st_size
+        return file
+
+    def write(self, *results: LiteFile, as_json: bool) -> None:
+        """Write the results, and say so."""
+        told = []
+        for file, output in zip(results, self.outputs, strict=True):
+            file.save(output, overwrite=self.force)
+            kinds = Counter(op.kind for op in file.ops)
+            written = Written(
+                output,
+                ModelFormat.tflite.value,
+                output.stat().st_size,
+                self._size,
+                dict(kinds - self._kinds),
+                dict(self._kinds - kinds),
+                None,
+                0,
+                False,
+                _NOT_RUN,
+                time.monotonic() - self._began,
+            )
+            told.append(
+                {"path": output, **_lite_described(file), "written": plain(written)}
+            )
+            if not as_json:
+                print(f"{file!r} -> {output}")
+                print(written)
+        if as_json:
+            show(told[0] if len(told) == 1 else told, as_json=True)
+
+
+def _graph_of(file: LiteFile, signature: str | None) -> LiteGraph | None:
+    """Return the subgraph of a signature; None, for the main one, if none is named."""
+    if signature is None:
+        return None
+    if signature not in file.signatures:
+        raise CommandError(
+            f"there is no signature '{signature}'; it has {[*file.signatures]}"
+        )
+    return file.signatures[signature].graph
+
+
+def _places(text: str) -> range:
+    """Return the places of ops that are written as START:END."""
+    start, mark, end = text.partition(":")
+    if not (mark and start.isdigit() and end.isdigit()):
+        raise CommandError(f"'{text}' is no range of ops; write it as START:END")
+    return range(int(start), int(end))
+
+
+def _refuse(**options: Any) -> None:
+    """Refuse options that models have and TFLite files have not."""
+    given = [name.replace("_", "-") for name, value in options.items() if value]
+    if given:
+        raise CommandError(f"--{given[0]} is of models, and not of a .tflite file")
+
+
+def _lite_described(file: LiteFile) -> dict[str, Any]:
+    return {
+        "signatures": {
+            key: {
+                "inputs": {name: _end(t) for name, t in signature.inputs.items()},
+                "outputs": {name: _end(t) for name, t in signature.outputs.items()},
+            }
+            for key, signature in file.signatures.items()
+        },
+        "inputs": {t.name: _end(t) for t in file.graphs[0].inputs},
+        "outputs": {t.name: _end(t) for t in file.graphs[0].outputs},
+        "ops": len([*file.ops]),
+    }
+
+
+def _end(tensor: LiteTensor) -> dict[str, Any]:
+    return {"dtype": tensor.dtype, "shape": tensor.shape}
