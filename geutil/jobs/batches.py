@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 
 from geutil.errors import ArgumentTypeError, ModelError, Words
@@ -154,9 +154,7 @@ def batch(
     def written() -> BatchReport:
         listed = tuple(entries[name] for name in sorted(entries))
         notes, seconds = tuple(runner.notes), time.monotonic() - began
-        found = dataclasses.replace(
-            report, entries=listed, notes=notes, seconds=seconds
-        )
+        found = replace(report, entries=listed, notes=notes, seconds=seconds)
         found.write()
         return found
 
@@ -224,26 +222,22 @@ def _planned(
         entry = BatchEntry(source.name, str(source.path), "stopped", "it was not begun")
         found = data.get(source.name)
         if source.why_not:
-            reason = source.why_not
-            entry = dataclasses.replace(entry, action="not a model", reason=reason)
+            entry = replace(entry, action="not a model", reason=source.why_not)
         elif not source.path.exists():
-            entry = dataclasses.replace(
-                entry, action="failed", step="open", reason="there is nothing"
-            )
+            reason = "there is nothing"
+            entry = replace(entry, action="failed", step="open", reason=reason)
         elif data and found is None:
             reason = f"the folder of data has no {source.name}.npz"
-            entry = dataclasses.replace(
-                entry, action="failed", step="quantize", reason=reason
-            )
+            entry = replace(entry, action="failed", step="quantize", reason=reason)
         else:
             mark = fingerprint(source, common.steps, found, common.signature)
-            entry = dataclasses.replace(entry, fingerprint=mark)
+            entry = replace(entry, fingerprint=mark)
             old = before.get(source.name)
             if resume and old is not None and _holds(old, entry, common.output):
-                entry = dataclasses.replace(old, action="done before")
+                entry = replace(old, action="done before")
             else:
                 _check_place(common.output, source.name)
-                todo.append(dataclasses.replace(common, entry=entry, data=found))
+                todo.append(replace(common, entry=entry, data=found))
         entries[source.name] = entry
     return entries, todo
 

@@ -13,22 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geutil.cli import files
+from geutil.cli import files, options
 from geutil.cli.files import CommandError
-from geutil.cli.options import (
-    As,
-    Force,
-    Html,
-    Inputs,
-    Json,
-    LiteSource,
-    ModelFormat,
-    Signature,
-    Source,
-    SourceOrLite,
-    Target,
-    optional,
-)
+from geutil.cli.options import ModelFormat, optional
 from geutil.cli.output import plain, show, working
 from geutil.cli.written import Record, Written, tell
 from geutil.errors import TFLiteError, spoken_with, vocabulary
@@ -41,9 +28,9 @@ Pairs = Annotated[list[str] | None, optional("old=new; can be given several time
 
 
 def cut(
-    path: SourceOrLite,
-    output: Target,
-    inputs: Inputs = None,
+    path: options.SourceOrLite,
+    output: options.Target,
+    inputs: options.Inputs = None,
     outputs: Annotated[
         list[str] | None,
         optional(
@@ -54,10 +41,10 @@ def cut(
         str | None,
         optional("START:END, places of ops of a .tflite file, in the place of both."),
     ] = None,
-    signature: Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Cut a part out of a model, between some tensors."""
     if not (inputs or outputs or ops):
@@ -79,8 +66,8 @@ def cut(
 
 
 def split(
-    path: LiteSource,
-    output: Target,
+    path: options.LiteSource,
+    output: options.Target,
     second: Annotated[
         Path,
         optional("Where to write the ops behind."),
@@ -89,9 +76,9 @@ def split(
         list[str],
         optional("A tensor to split at; can be given several times."),
     ],
-    signature: Signature = None,
-    force: Force = False,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Split a .tflite file in two at some tensors."""
     if output.absolute() == second.absolute():
@@ -103,17 +90,17 @@ def split(
 
 
 def expose(
-    path: LiteSource,
-    output: Target,
+    path: options.LiteSource,
+    output: options.Target,
     tensors: Annotated[
         list[str],
         optional(
             "A tensor that becomes an output, too; name=tensor also names it.", "--to"
         ),
     ],
-    signature: Signature = None,
-    force: Force = False,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Let tensors of a .tflite file be outputs, too, to look inside a run."""
     record = _lite_record(path, [output], force)
@@ -129,11 +116,11 @@ def _lite_record(path: Path, outputs: list[Path], force: bool) -> _LiteFiles:
 
 
 def splice(
-    path: Source,
+    path: options.Source,
     other: Annotated[
         Path, typer.Argument(help="The model that is put in.", show_default=False)
     ],
-    output: Target,
+    output: options.Target,
     replace: Annotated[
         list[str],
         optional("tensor=output: what of the other model takes a tensor's place."),
@@ -142,13 +129,13 @@ def splice(
         list[str] | None,
         optional("input=tensor: what an input of the other model reads."),
     ] = None,
-    signature: Signature = None,
+    signature: options.Signature = None,
     other_signature: Annotated[
         str | None, optional("The signature of the other model.")
     ] = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Put a model into another one, in the place of some of its tensors."""
     replaced, fed = _pairs(replace), _pairs(feed)
@@ -166,8 +153,8 @@ def _other(path: Path, signature: str | None) -> Model:
 
 
 def rename(
-    path: SourceOrLite,
-    output: Target,
+    path: options.SourceOrLite,
+    output: options.Target,
     inputs: Annotated[
         list[str] | None, optional("old=new, of an input.", "--input")
     ] = None,
@@ -189,10 +176,10 @@ def rename(
             help="Call the ends of a .tflite file as its signatures do.",
         ),
     ] = False,
-    signature: Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Rename inputs, outputs or the signature of a model."""
     # --result is what --to was called.
@@ -226,18 +213,18 @@ def rename(
 
 
 def batch_size(
-    path: SourceOrLite,
+    path: options.SourceOrLite,
     size: Annotated[
         str,
         typer.Argument(
             help="A number, or 'any'.", autocompletion=lambda incomplete: ["any"]
         ),
     ],
-    output: Target,
-    signature: Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    output: options.Target,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Change the batch size of a model, and prove the result by running it."""
     if size != "any" and not (size.isdigit() and int(size)):
@@ -258,8 +245,8 @@ def batch_size(
 
 
 def strip(
-    path: SourceOrLite,
-    output: Target,
+    path: options.SourceOrLite,
+    output: options.Target,
     keep: Annotated[
         list[str] | None,
         optional("An op, a scope or a Keras layer that stays as it is."),
@@ -272,10 +259,10 @@ def strip(
         bool,
         typer.Option("--metadata", help="Leave out metadata of a .tflite file, too."),
     ] = False,
-    signature: Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Take out of a model what serves training alone, or no run of a .tflite file."""
     if files.is_lite(path):
@@ -299,18 +286,18 @@ def strip(
 
 
 def unroll(
-    path: Source,
-    output: Target,
+    path: options.Source,
+    output: options.Target,
     loops: Annotated[
         list[str] | None, optional("A regex in the names of loops; else all.", "--loop")
     ] = None,
     max_ops: Annotated[
         int, typer.Option(min=1, help="How many ops the result may have.")
     ] = 100_000,
-    signature: Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Replace loops, such as those of LSTM and GRU layers, by a copy for each step."""
     for regex in loops or ():
@@ -323,8 +310,8 @@ def unroll(
 
 
 def fold(
-    path: Source,
-    output: Target,
+    path: options.Source,
+    output: options.Target,
     scope: Annotated[
         str | None,
         typer.Option(help="Only batch norms of this name scope or Keras layer."),
@@ -332,11 +319,11 @@ def fold(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if a batch norm is refused.")
     ] = False,
-    html: Html = None,
-    signature: Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    html: options.Html = None,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Fold the batch norms of a model into its layers."""
     record = Record(path, output, form, force).checked()

@@ -11,18 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geutil.cli import files
+from geutil.cli import files, options
 from geutil.cli.files import Batches
-from geutil.cli.options import (
-    BatchSize,
-    Force,
-    Html,
-    Json,
-    Signature,
-    SourceOrLite,
-    SourcesOrLite,
-    optional,
-)
+from geutil.cli.options import optional
 from geutil.cli.output import plain, show, show_rows, working
 from geutil.progress import counted
 
@@ -31,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def view(
-    paths: SourcesOrLite,
+    paths: options.SourcesOrLite,
     output: Annotated[
         Path | None,
         optional(
@@ -64,9 +55,9 @@ def view(
             "whose file leaves sizes open."
         ),
     ] = None,
-    batch: BatchSize = 32,
-    signature: Signature = None,
-    force: Force = False,
+    batch: options.BatchSize = 32,
+    signature: options.Signature = None,
+    force: options.Force = False,
 ) -> None:
     """Draw models as a page to look into: one file that needs no network.
 
@@ -170,12 +161,12 @@ Other = Annotated[Path, typer.Argument(help="The other model.", show_default=Fal
 
 
 def diff(
-    path: SourceOrLite,
+    path: options.SourceOrLite,
     other: Other,
-    html: Html = None,
-    force: Force = False,
-    signature: Signature = None,
-    as_json: Json = False,
+    html: options.Html = None,
+    force: options.Force = False,
+    signature: options.Signature = None,
+    as_json: options.Json = False,
 ) -> int:
     """Show which ops two models have and have not in common; exit with 1 if any.
 
@@ -209,14 +200,14 @@ _SAMPLES, _RTOL, _ATOL, _STEPS = 8, 1e-5, 1e-6, 1
 
 
 def check(
-    path: SourceOrLite,
+    path: options.SourceOrLite,
     other: Annotated[
         Path | None, typer.Argument(help="The other model.", show_default=False)
     ] = None,
     data: Annotated[
         Path | None, optional("A .npz or .npy file, or a directory.")
     ] = None,
-    batch: BatchSize = 32,
+    batch: options.BatchSize = 32,
     samples: Annotated[
         int | None,
         typer.Option(
@@ -251,10 +242,10 @@ def check(
     layers: Annotated[
         bool, typer.Option("--layers", help="Tell what each layer of a file costs.")
     ] = False,
-    html: Html = None,
-    force: Force = False,
-    signature: Signature = None,
-    as_json: Json = False,
+    html: options.Html = None,
+    force: options.Force = False,
+    signature: options.Signature = None,
+    as_json: options.Json = False,
 ) -> int:
     """Run two models on the same inputs; exit with 1 if what they give differs.
 
@@ -378,7 +369,7 @@ _STRICT = 3
 
 
 def inspect(
-    path: SourceOrLite,
+    path: options.SourceOrLite,
     with_scopes: Annotated[
         bool,
         typer.Option(
@@ -392,8 +383,8 @@ def inspect(
             "--strict", help="Exit with 3 if the model can do more than compute."
         ),
     ] = False,
-    signature: Signature = None,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    as_json: options.Json = False,
 ) -> int:
     """Show what is in a model: ops, inputs, outputs, variables, functions, size.
 
@@ -462,7 +453,7 @@ def _shown(scopes: dict[str, int] | None, unknown: str) -> Iterator[str]:
 
 
 def ops(
-    path: SourceOrLite,
+    path: options.SourceOrLite,
     regex: Annotated[
         str | None, typer.Option(help="Only ops whose names hold this.")
     ] = None,
@@ -472,8 +463,8 @@ def ops(
     scope: Annotated[
         str | None, typer.Option(help="Only ops of this name scope or Keras layer.")
     ] = None,
-    signature: Signature = None,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    as_json: options.Json = False,
 ) -> int:
     """List the ops of a model, one a line: name, type, shapes of the results.
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from geutil.cli import options
 from geutil.cli.files import (
     CommandError,
     check_page,
@@ -14,7 +15,7 @@ from geutil.cli.files import (
     read_model,
     write_page,
 )
-from geutil.cli.options import Force, Html, Json, Signature, Source, optional
+from geutil.cli.options import optional
 from geutil.cli.output import Size, plain, show, show_rows, working
 from geutil.progress import counted
 from geutil.sizes import byte_count
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def memory(
-    path: Source,
+    path: options.Source,
     batch: Annotated[int, typer.Option(min=1, help="The batch size.")] = 32,
     size: Annotated[
         list[str] | None,
@@ -63,10 +64,10 @@ def memory(
         str | None,
         optional("GPU:0: where the step is to run; there need be none here."),
     ] = None,
-    html: Html = None,
-    force: Force = False,
-    signature: Signature = None,
-    as_json: Json = False,
+    html: options.Html = None,
+    force: options.Force = False,
+    signature: options.Signature = None,
+    as_json: options.Json = False,
 ) -> None:
     """Predict the peak memory of a training step, and what checkpointing saves.
 

@@ -13,19 +13,11 @@ import typer
 from geutil.cli import files, options
 from geutil.cli.files import Batches, CommandError
 from geutil.cli.options import (
-    As,
-    BatchSize,
     FileOrder,
-    Force,
-    InputTypes,
-    Json,
     Method,
     ModelFormat,
-    OutputTypes,
     Rounding,
-    RoundingName,
     SchemeName,
-    Source,
     optional,
 )
 from geutil.cli.output import plain, show, working
@@ -60,7 +52,7 @@ def _next_command(output: Path, path: Path, data: Path | None, is_told: bool) ->
 
 
 def quantize(
-    path: Source,
+    path: options.Source,
     output: options.Target,
     data: Annotated[
         Path | None,
@@ -69,8 +61,8 @@ def quantize(
         ),
     ] = None,
     method: Annotated[Method, typer.Option(help="How.")] = Method.best,
-    rounding: RoundingName = Rounding.nearest,
-    batch: BatchSize = 32,
+    rounding: options.RoundingName = Rounding.nearest,
+    batch: options.BatchSize = 32,
     scheme: Annotated[
         SchemeName | None, optional("What is stored in how many bits.")
     ] = None,
@@ -87,8 +79,8 @@ def quantize(
             "arena."
         ),
     ] = FileOrder.converter,
-    input_type: InputTypes = None,
-    output_type: OutputTypes = None,
+    input_type: options.InputTypes = None,
+    output_type: options.OutputTypes = None,
     scope: Annotated[
         str | None, typer.Option(help="Only ops of this name scope.")
     ] = None,
@@ -103,9 +95,9 @@ def quantize(
     ] = False,
     html: options.Html = None,
     signature: options.Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Insert FakeQuant ops, calibrate them, and write a model or a .tflite file.
 
@@ -241,7 +233,7 @@ def _planned(
 
 
 def bits(
-    path: Source,
+    path: options.Source,
     data: options.Data,
     size: Annotated[
         str | None,
@@ -271,14 +263,14 @@ def bits(
         SchemeName, typer.Option(help="What is stored in how many bits.")
     ] = SchemeName.int8,
     method: Annotated[Method, typer.Option(help="How.")] = Method.best,
-    batch: BatchSize = 32,
+    batch: options.BatchSize = 32,
     keep_norms: Annotated[
         bool, typer.Option("--keep-norms", help="Do not fold batch norms first.")
     ] = False,
     html: options.Html = None,
     signature: options.Signature = None,
-    force: Force = False,
-    as_json: Json = False,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Choose the bits of each layer's weights, by --size or by --noise.
 
@@ -332,18 +324,18 @@ def _size(text: str) -> int | float:
 
 
 def calibrate(
-    path: Source,
+    path: options.Source,
     data: options.Data,
     output: options.Target,
     method: Annotated[Method, typer.Option(help="How.")] = Method.best,
-    rounding: RoundingName = Rounding.nearest,
-    batch: BatchSize = 32,
-    input_type: InputTypes = None,
-    output_type: OutputTypes = None,
+    rounding: options.RoundingName = Rounding.nearest,
+    batch: options.BatchSize = 32,
+    input_type: options.InputTypes = None,
+    output_type: options.OutputTypes = None,
     signature: options.Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Set the ranges of a quantized model from data."""
     record = Record(path, output, form, force).checked()

@@ -12,17 +12,7 @@ import typer
 
 from geutil.cli import files, options
 from geutil.cli.files import CommandError
-from geutil.cli.options import (
-    As,
-    BatchSize,
-    Force,
-    Json,
-    ModelFormat,
-    Signature,
-    Source,
-    SourceOrLite,
-    optional,
-)
+from geutil.cli.options import ModelFormat, optional
 from geutil.cli.output import plain, show, show_rows, show_written, working
 from geutil.cli.running import differences, drawn_comparison, outputs_on, read_runnable
 from geutil.cli.written import Record, Written
@@ -38,7 +28,7 @@ _KERAS_READ = (_KERAS, ".h5", ".hdf5")
 
 
 def convert(
-    path: Source,
+    path: options.Source,
     output: options.Target,
     tf_ops: Annotated[
         bool,
@@ -48,10 +38,10 @@ def convert(
             "TensorFlow's own, for interpreters that come with them.",
         ),
     ] = False,
-    signature: Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Write a model in another format, and run what was written beside it.
 
@@ -130,7 +120,7 @@ _RTOL, _ATOL = 1e-5, 1e-6
 
 
 def run(
-    path: SourceOrLite,
+    path: options.SourceOrLite,
     data: options.Data,
     output: Annotated[
         Path | None, optional("A .npz file to write the outputs to.", "--output", "-o")
@@ -147,10 +137,10 @@ def run(
         float | None,
         typer.Option(min=0, help="The absolute tolerance.", show_default=str(_ATOL)),
     ] = None,
-    batch: BatchSize = 32,
-    signature: Signature = None,
-    force: Force = False,
-    as_json: Json = False,
+    batch: options.BatchSize = 32,
+    signature: options.Signature = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> int:
     """Run a model on data, and show what each output holds.
 
@@ -238,8 +228,8 @@ def batch(
         bool,
         typer.Option("--pages", help="Write a page for each model, with its stages."),
     ] = False,
-    signature: Signature = None,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    as_json: options.Json = False,
 ) -> int:
     """Take many models through a pipeline, each in a process of its own.
 
