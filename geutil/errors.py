@@ -7,9 +7,84 @@ says what was asked, which op or tensor stands against it, and what to call inst
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+_VOCABULARY: ContextVar[Mapping[str, str]] = ContextVar("vocabulary")
+
+
+class Words:
+    """A parameter or call in a message, in the words of those who read it.
+
+    These are Python's words, except inside of `spoken_with`: the command has options
+    in place of parameters, and commands in place of functions.
+
+    Args:
+        python: Python's words, "overwrite=True" for example.
+        *values: values that other words contain, in place of "{}" or at their end.
+        key: how vocabularies list it; "" for Python's words up to the first "=".
+
+    Example:
+        >>> words = Words("keep=['norm']", "norm")
+        >>> print(words)
+        keep=['norm']
+        >>> with spoken_with({"keep=": "--keep"}):
+        ...     print(words)
+        --keep norm
+    """
+
+    def __init__(self, python: str, *values: object, key: str = "") -> None:
+        name, assigned, _ = python.partition("=")
+        self.python, self.values, self.key = python, values, key or name + assigned
+
+    def __str__(self) -> str:
+        other = vocabulary().get(self.key)
+        if other is None:
+            return self.python
+        if "{" in other:
+            return other.format(*self.values)
+        return " ".join((other, *map(str, self.values)))
+
+
+def vocabulary() -> Mapping[str, str]:
+    """Return the words that messages have in place of Python's, by their keys."""
+    return _VOCABULARY.get({})
+
+
+@contextmanager
+def spoken_with(words: Mapping[str, str]) -> Iterator[None]:
+    """Let messages use other words in place of Python's; see `Words`."""
+    token = _VOCABULARY.set(words)
+    try:
+        yield
+    finally:
+        _VOCABULARY.reset(token)
+
 
 class GeutilError(Exception):
-    """Base of every error that geutil raises on purpose."""
+    """Base of every error that geutil raises on purpose.
+
+    Its message is "subject reason; remedy", of those that are given.
+
+    Attributes:
+        subject: the element or parameter that the reason is about.
+        reason: the reason of the refusal.
+        remedy: the call or argument that would work.
+        parameter: the name of the parameter, if the subject is one; "" otherwise.
+    """
+
+    def __init__(
+        self,
+        reason: str = "",
+        *,
+        subject: str | Words = "",
+        remedy: str | Words = "",
+    ) -> None:
+        self.subject, self.reason, self.remedy = str(subject), reason, str(remedy)
+        self.parameter = subject.key[:-1] if isinstance(subject, Words) else ""
+        sentence = f"{self.subject} {reason}".lstrip()
+        super().__init__(f"{sentence}; {self.remedy}" if self.remedy else sentence)
 
 
 class ArgumentTypeError(GeutilError, TypeError):

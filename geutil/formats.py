@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
+from geutil.errors import Words
+
 DIRECTORY = "saved_model"
 """The one format that is a directory; a name without any of the suffixes means it."""
 BY_SUFFIX: Mapping[str, str] = MappingProxyType(
@@ -140,6 +142,11 @@ _MAGIC = {
 }
 _TFLITE = b"TFL3"
 TFLITE_SUFFIX = ".tflite"
+_READERS = Words(
+    "geutil.model.inspect, geutil.report.view and diff read it, geutil.tflite.open "
+    "edits it, and an interpreter such as that of ai_edge_litert runs it",
+    key="tflite.open",
+)
 
 
 def foreign_kind(head: bytes) -> str | None:
@@ -148,11 +155,7 @@ def foreign_kind(head: bytes) -> str | None:
         if head.startswith(magic):
             return kind
     if head[4:8] == _TFLITE:
-        return (
-            "a TensorFlow Lite model (geutil.model.inspect, geutil.report.view and "
-            "diff read it, geutil.tflite.open edits it, and an interpreter such as "
-            "that of ai_edge_litert runs it)"
-        )
+        return f"a TensorFlow Lite model ({_READERS})"
     return None
 
 

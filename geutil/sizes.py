@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from pathlib import Path
 from typing import Any
 
 _KILO = 1000
@@ -23,6 +24,12 @@ def size_text(size: float) -> str:
         size, power = size / _KILO, power + 1
     places = 0 if not power or abs(size) >= 100 else 1 + (power == len(_UNITS) - 1)
     return f"{size:.{places}f} {_UNITS[power]}"
+
+
+def size_of(path: Path) -> int:
+    """Return the bytes of a file, or of all files in a folder; 0 if there is none."""
+    files = path.rglob("*") if path.is_dir() else [path]
+    return sum(file.stat().st_size for file in files if file.is_file())
 
 
 _READ = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9}

@@ -12,12 +12,24 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from geutil.errors import ModelError
+from geutil.errors import GeutilError, ModelError, Words
 from geutil.notes import MADE, MOVED, note
 
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 """Linux: `renameat2(2)`."""
+
+
+def check_free(
+    path: Path, overwrite: bool, error: type[GeutilError] = ModelError
+) -> None:
+    """Refuse a path where something is that may not be overwritten."""
+    if _exists(path) and not overwrite:
+        raise error(
+            "exists",
+            subject=f"'{path}'",
+            remedy=f"pass {Words('overwrite=True')} to replace it",
+        )
 
 
 @contextmanager
@@ -42,8 +54,7 @@ def written_atomically(path: Path, *, overwrite: bool) -> Iterator[Path]:
             missing; or a file was written where there is a directory.
         OSError: the disk is full, or writing is forbidden.
     """
-    if _exists(path) and not overwrite:
-        raise ModelError(f"'{path}' exists; pass overwrite=True to replace it")
+    check_free(path, overwrite)
     if not path.parent.is_dir():
         raise ModelError(f"there is no directory '{path.parent}' to write '{path}' to")
     with suppress(OSError):

@@ -16,15 +16,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, GeutilError
 from geutil.graph.types import type_name
-from geutil.select.networks.outputs import (
-    Array,
-    Motion,
-    Movement,
-    distances,
-    farthest,
-    rows_of,
-    widened,
-)
+from geutil.select.networks.outputs import Array, Motion, Tally, rows_of, widened
 
 
 class CheckError(GeutilError, ValueError):
@@ -146,7 +138,7 @@ def check(
         True
     """
     run, run_ = _runner(before), _runner(after)
-    worst_by_name: dict[str, _Worst] = {}
+    tally, ends = Tally(), dict[str, list[float]]()
     count = 0
     for count, sample in enumerate(_listed(samples), 1):
         if not isinstance(sample, Mapping):
@@ -155,41 +147,24 @@ def check(
         _check_names(ours, theirs)
         for name, a in ours.items():
             _check_values(name, a, theirs[name], count - 1)
-            worst = worst_by_name.setdefault(name, _Worst())
-            worst.add(a, theirs[name], count - 1, rows_of(sample))
-    if not worst_by_name:
+            tally.add(name, theirs[name], a, count - 1, rows_of(sample))
+            if a.size:
+                ends.setdefault(name, []).extend((float(a.min()), float(a.max())))
+    if not tally.differences:
         what = "the models have no outputs" if count else "samples holds nothing"
         raise CheckError(f"{what}; there is nothing to compare")
-    return CheckResult(tuple(w.entry(name) for name, w in worst_by_name.items()), count)
-
-
-class _Worst:
-    """The largest difference of an output so far, and its range."""
-
-    def __init__(self) -> None:
-        self._low, self._high = np.inf, -np.inf
-        self._largest, self._sample = 0.0, 0
-        self._index: tuple[int, ...] = ()
-        self._movement = Movement()
-
-    def add(self, a: Array, b: Array, sample: int, rows: int | None) -> None:
-        """Take in one more pair of values, of so many samples."""
-        self._movement.add(a, rows)
-        if not a.size:
-            return
-        x, y = widened(a), widened(b)
-        self._low = min(self._low, float(x.min()))
-        self._high = max(self._high, float(x.max()))
-        largest, index = farthest(distances(x, y))
-        if largest > self._largest:
-            self._largest, self._index, self._sample = largest, index, sample
-
-    def entry(self, name: str) -> OutputDifference:
-        """Return the result as a report's entry."""
-        span = max(self._high - self._low, 0.0)
-        place = self._index, self._sample
-        motion = self._movement.entry()
-        return OutputDifference(name, self._largest, span, *place, motion)
+    entries = [
+        OutputDifference(
+            name,
+            found.absolute,
+            max(ends[name]) - min(ends[name]) if name in ends else 0.0,
+            found.index or (),
+            found.sample,
+            tally.motions[name],
+        )
+        for name, found in tally.differences.items()
+    ]
+    return CheckResult(tuple(entries), count)
 
 
 def _listed(samples: Any) -> Iterable[Any]:

@@ -273,7 +273,7 @@ SIGNS = op_types.FUSED_NORMS | ROOTS
 """Types of ops of which each batch norm has one."""
 
 
-_NO_MODEL = "batch norms are folded in a tf.Graph or a geutil.model.Model, not in a"
+_NO_MODEL = "batch norms are folded in a tf.Graph or a geutil.model.Model, not in"
 
 
 class Places:
@@ -292,7 +292,7 @@ class Places:
             graphs = [place.graph for place in self.listed]
             self.unopened = list(_unopened(self._functions, own, graphs))
             return
-        for name, model in conversions.signatures_of(graph_or_model, _NO_MODEL).items():
+        for name, model in types.signatures_of(graph_or_model, _NO_MODEL).items():
             self.listed.append(Place(model.graph, "", name))
             self._add_bodies(model, name)
 

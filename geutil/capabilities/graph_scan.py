@@ -37,26 +37,31 @@ _FILE_ATTRIBUTES = {
 }
 _URLS = re.compile(r"Debug(Identity|NanCount|NumericSummary)")
 _FILE_INPUTS = {
-    # The inputs that name files, or hold what is written.
-    **dict.fromkeys(("ReadFile", "WriteFile", "MatchingFiles", "SaveV2"), 0),
-    **dict.fromkeys(("RestoreV2", "Restore", "RestoreSlice", "Save"), 0),
-    **dict.fromkeys(("SaveSlices", "LoadAndRemapMatrix", "LoadDataset"), 0),
-    **dict.fromkeys(("TextLineDataset", "TFRecordDataset", "CSVDataset"), 0),
-    **dict.fromkeys(("TFRecordDatasetV2", "CSVDatasetV2", "LMDBDataset"), 0),
-    **dict.fromkeys(("FixedLengthRecordDataset", "MatchingFilesDataset"), 0),
-    "FixedLengthRecordDatasetV2": 0,
-    **dict.fromkeys(("CacheDataset", "CacheDatasetV2", "SaveDataset"), 1),
-    **dict.fromkeys(("SaveDatasetV2", "DatasetToTFRecord", "SqlDataset"), 1),
-    **dict.fromkeys(("SnapshotDataset", "SnapshotDatasetV2"), 1),
-    **dict.fromkeys(("MergeV2Checkpoints", "InitializeTableFromTextFile"), 1),
-    **dict.fromkeys(("InitializeTableFromTextFileV2", "DistributedSave"), 1),
-    **dict.fromkeys(("CreateSummaryFileWriter", "CreateSummaryDbWriter"), 1),
-    **dict.fromkeys(("DataServiceDataset", "DataServiceDatasetV2"), 3),
-    **dict.fromkeys(("DataServiceDatasetV3", "DataServiceDatasetV4"), 3),
-    **dict.fromkeys(("RegisterDataset", "RegisterDatasetV2"), 1),
-    **dict.fromkeys(("RpcClient", "RpcServer", "RemoteCall"), 0),
-    **dict.fromkeys(("GenerateVocabRemapping", "SnapshotDatasetReader"), 0),
-    **dict.fromkeys(("SnapshotChunkDataset", "ListSnapshotChunksDataset"), 0),
+    # The inputs that name files, or hold what is written, by their number.
+    op: number
+    for number, ops in {
+        0: (
+            "CSVDataset CSVDatasetV2 FixedLengthRecordDataset "
+            "FixedLengthRecordDatasetV2 GenerateVocabRemapping LMDBDataset "
+            "ListSnapshotChunksDataset LoadAndRemapMatrix LoadDataset "
+            "MatchingFiles MatchingFilesDataset ReadFile RemoteCall Restore "
+            "RestoreSlice RestoreV2 RpcClient RpcServer Save SaveSlices SaveV2 "
+            "SnapshotChunkDataset SnapshotDatasetReader TFRecordDataset "
+            "TFRecordDatasetV2 TextLineDataset WriteFile"
+        ),
+        1: (
+            "CacheDataset CacheDatasetV2 CreateSummaryDbWriter "
+            "CreateSummaryFileWriter DatasetToTFRecord DistributedSave "
+            "InitializeTableFromTextFile InitializeTableFromTextFileV2 "
+            "MergeV2Checkpoints RegisterDataset RegisterDatasetV2 SaveDataset "
+            "SaveDatasetV2 SnapshotDataset SnapshotDatasetV2 SqlDataset"
+        ),
+        3: (
+            "DataServiceDataset DataServiceDatasetV2 DataServiceDatasetV3 "
+            "DataServiceDatasetV4"
+        ),
+    }.items()
+    for op in ops.split()
 }
 _STRING = 7
 """The number of the type of strings."""
@@ -253,13 +258,7 @@ def _called(node: Any, entry: OpEntry) -> Iterator[str]:
 
 
 def power_of_node(node: Any, left_out: int = 0) -> tuple[str, str]:
-    """Return the power of a node, and the attribute that decides, as text.
-
-    Args:
-        node: its definition.
-        left_out: how many bytes of long values it lacks. The missing detail is assumed
-            to be the gravest.
-    """
+    """Return the power of a node, and the attribute that decides, as text."""
     power = op_table.table().get(node.op, _UNKNOWN).power
     is_decided = node.op in _ATTRIBUTES or node.op in _FILE_ATTRIBUTES
     if left_out and (is_decided or _URLS.match(node.op)):

@@ -2,8 +2,8 @@
 
 With `--serve` and a listening socket, the server that forks such processes.
 
-The folder holds a `geutil.jobs.model_job.Job`. What is done is noted there
-after each step, so that the death of this process tells what it was at.
+The folder holds a `geutil.jobs.model_job.Job`. Each step is noted there
+when it ends, so that the death of this process shows where it was.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from geutil.errors import spoken_with
 from geutil.jobs import model_job as jobs
 from geutil.jobs.processes import SERVE, serve
 from geutil.jobs.report import write_json
@@ -45,13 +46,13 @@ class Work:
     """A model on its way through the steps.
 
     Attributes:
-        place: the folder for what is written.
+        place: the folder of the results.
         name: the name of the model in its files.
         model: the model, as it is by now.
         data: the data to calibrate with.
         source: the path of the model.
         scheme: the scheme that it was quantized by, if it was.
-        files: the names of what was written.
+        files: the names of the written files.
         stages: the model as it was after each step, for a page; None for no page.
     """
 
@@ -281,7 +282,7 @@ def _peak() -> int:
 
 
 def _end_with_the_other_end() -> None:
-    """End this process, and what it started, when the one that watches it is gone."""
+    """End this process and its children when the one that watches it is gone."""
     while os.read(0, 1):
         pass
     os.killpg(0, signal.SIGKILL)
@@ -299,11 +300,13 @@ def main() -> None:
 def _do(place: Path) -> None:
     """Do the job in a folder, as long as somebody watches."""
     threading.Thread(target=_end_with_the_other_end, daemon=True).start()
-    run(pickle.loads((place / jobs.JOB).read_bytes()), place)
+    job: jobs.Job = pickle.loads((place / jobs.JOB).read_bytes())
+    with spoken_with(job.vocabulary):
+        run(job, place)
 
 
 def _import_all() -> None:
-    """Import what the steps need, without a thread: nothing is run."""
+    """Import the modules of all steps, without a thread: nothing is run."""
     import geutil.batchnorm
     import geutil.model.opening
     import geutil.quantize

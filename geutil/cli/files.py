@@ -36,11 +36,7 @@ DEFAULT = "serving_default"
 
 
 def start_tensorflow() -> None:
-    """Import TensorFlow.
-
-    Raises:
-        CommandError: it cannot be imported.
-    """
+    """Import TensorFlow."""
     if "tensorflow" in sys.modules:
         return
     with _starting("TensorFlow"):
@@ -48,11 +44,7 @@ def start_tensorflow() -> None:
 
 
 def start_keras() -> None:
-    """Import Keras behind TensorFlow, for files of Keras.
-
-    Raises:
-        CommandError: it cannot be imported.
-    """
+    """Import Keras behind TensorFlow, for files of Keras."""
     start_tensorflow()
     if not any(name in sys.modules for name in ("keras", "tf_keras")):
         with _starting("Keras"):
@@ -77,7 +69,7 @@ _READ = "a SavedModel directory, or a .pb, .pbtxt, .keras, .h5 or .tflite file"
 
 
 class CommandError(GeutilError, ValueError):
-    """What the command is asked for cannot be done."""
+    """A command cannot be carried out."""
 
 
 def compiled(regex: str) -> re.Pattern[str]:
@@ -108,7 +100,7 @@ def check_scope(model: Model, scope: str | None) -> None:
 
 
 def check_source(path: Path) -> None:
-    """Refuse to read what cannot be a model, before TensorFlow is started."""
+    """Refuse a path that cannot be a model, before TensorFlow is started."""
     if not path.exists():
         raise CommandError(f"there is nothing at '{path}'; pass {_READ}")
     if path.is_dir() or path.suffix in _SUFFIXES_READ or is_lite(path):
@@ -131,7 +123,7 @@ def is_text(path: Path) -> bool:
 
 
 def _what_is(path: Path) -> str:
-    """Say what a file is that is not read, as far as its first bytes tell."""
+    """Return the kind of a file that is not read, by its first bytes."""
     with path.open("rb") as opened:
         kind = foreign_kind(opened.read(16))
     return kind or "not of a format to read"
@@ -172,7 +164,7 @@ def _check_content(path: Path, signature: str | None) -> None:
 
 
 def read_drawn(path: Path, signature: str | None = None) -> Model | Path:
-    """Return what can be drawn: a model, or the path of a TFLite file."""
+    """Return a subject that can be drawn: a model, or the path of a TFLite file."""
     check_source(path)
     return path if is_lite(path) else read_model(path, signature)
 
@@ -243,7 +235,7 @@ class Batches:
             batch.
         size: how many samples there are in a batch of a file, where a model takes any
             number.
-        inputs: what the model takes, once that is known.
+        inputs: the inputs of the model, once they are known.
     """
 
     path: Path
@@ -264,7 +256,7 @@ class Batches:
         return iter(self.files)
 
     def of_file(self, source: Path, signature: str | None = None) -> Batches:
-        """Return the batches for what a file says that it takes, or refuse them.
+        """Return the batches for the inputs that a file states, or refuse them.
 
         That needs no TensorFlow. Files that do not say are opened first: `fitted`.
         """
@@ -286,12 +278,7 @@ class Batches:
         return self.fitted(ends.inputs, tell=False)
 
     def fitted(self, inputs: Mapping[str, Any], *, tell: bool = True) -> Batches:
-        """Return the batches for the inputs of a model; refuse those without an array.
-
-        Args:
-            inputs: tensors, or entries of an inspection, by name.
-            tell: warn of what is left out, and of what is not scaled.
-        """
+        """Return the batches for the inputs of a model, one array for each input."""
         from geutil.data_files import wanted
 
         taken = {name: wanted(t) for name, t in inputs.items()}
@@ -311,11 +298,7 @@ class Batches:
 
 
 def named(values: list[str] | None) -> Any:
-    """Return what is given as `tensor` or `name=tensor`; None for nothing.
-
-    Raises:
-        CommandError: some have names and some have not.
-    """
+    """Return names or pairs of `tensor` or `name=tensor`; None for nothing."""
     if not values:
         return None
     pairs = [value.partition("=") for value in values]
@@ -330,24 +313,35 @@ def named(values: list[str] | None) -> Any:
     )
 
 
-_SUFFIXES = (".html", ".htm")
-
-
 def check_page(path: Path | None, force: bool) -> None:
     """Refuse to write a page where it cannot be, before there is any work done."""
+    check_file(path, force, "a page", ".html", ".htm")
+
+
+def check_file(path: Path | None, force: bool, kind: str, *suffixes: str) -> None:
+    """Refuse to write a file of one kind where it cannot be; None is not written."""
     if path is None:
         return
-    if path.suffix.lower() not in _SUFFIXES:
+    if path.suffix.lower() not in suffixes:
         raise CommandError(
-            f"'{path}' is no name of a page; name a file that ends in .html"
+            f"'{path}' is no name of {kind}; name a file that ends in {suffixes[0]}"
         )
     if path.is_dir():
-        raise CommandError(f"'{path}' is a directory, and is not replaced by a page")
+        raise CommandError(f"'{path}' is a directory, and is not replaced by {kind}")
     check_place(path, force)
 
 
+def check_is_lite(subject: str, to_file: bool) -> None:
+    """Refuse an option that is for .tflite files where none is written."""
+    if not to_file:
+        raise CommandError(
+            f"{subject} is for .tflite files; name the output so, or pass --format "
+            "tflite"
+        )
+
+
 def write_page(path: Path, make: Callable[[], Page]) -> None:
-    """Make a page and write it; say so where it does not mix with what is printed."""
+    """Make a page and write it, and print its place on stderr."""
     with working(f"drawing {path.name}"):
         make().save(path, overwrite=True)
     print(f"geutil: wrote {path}", file=sys.stderr)

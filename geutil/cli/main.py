@@ -10,8 +10,8 @@ import traceback
 from typing import Any
 
 from geutil.cli.guard import guarded
-from geutil.cli.wording import in_words
-from geutil.errors import GeutilError
+from geutil.cli.wording import VOCABULARY
+from geutil.errors import GeutilError, spoken_with
 
 _MISSING = (
     "geutil: the command needs typer and rich; install them with "
@@ -20,7 +20,7 @@ _MISSING = (
 
 
 def main() -> None:
-    """Run the command; exit with 0 if it did what was asked for."""
+    """Run the command; exit with 0 if it was carried out."""
     sys.exit(guarded(_run, verbose="--verbose" in sys.argv))
 
 
@@ -41,8 +41,8 @@ def _run() -> int:
 def run(app: Any, arguments: list[str]) -> int:
     """Run the command with arguments; return its exit code.
 
-    What geutil, TensorFlow or the system refuses is told in one line, and so is what
-    nobody expected; with --debug anywhere among the arguments, with its traceback.
+    A refusal of geutil, TensorFlow or the system is reported in one line, and so is an
+    unexpected error; with --debug anywhere among the arguments, with its traceback.
     """
     import typer
 
@@ -55,7 +55,8 @@ def run(app: Any, arguments: list[str]) -> int:
     arguments = [argument for argument in arguments if argument not in everywhere]
     command = _command(app)
     try:
-        result = command.main(arguments, prog_name="geutil", standalone_mode=False)
+        with spoken_with(VOCABULARY):
+            result = command.main(arguments, prog_name="geutil", standalone_mode=False)
         # Now, since whoever reads may have gone.
         sys.stdout.flush()
     except typer.TyperException as error:
@@ -87,7 +88,7 @@ class _Warnings(logging.Handler):
     """Tells warnings of the library as refusals are told, in one line each."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        _tell(in_words(record.getMessage()))
+        _tell(record.getMessage())
 
 
 def _place(error: Any) -> str:
@@ -97,7 +98,7 @@ def _place(error: Any) -> str:
 
 def _said(error: Exception) -> str:
     if isinstance(error, GeutilError | OSError):
-        return in_words(str(error))
+        return str(error)
     first = str(error).strip().partition("\n")[0]
     return f"{type(error).__name__}: {first}; pass --debug to see where it comes from"
 

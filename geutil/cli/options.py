@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+
+
+def optional(help: str, *names: str, **settings: Any) -> Any:
+    """Return an option whose default is not shown."""
+    return typer.Option(*names, help=help, show_default=False, **settings)
 
 
 class SchemeName(str, Enum):
@@ -30,7 +35,7 @@ class FileOrder(str, Enum):
 
 
 class ModelFormat(str, Enum):
-    """What models are written as."""
+    """Formats that models are written in."""
 
     saved_model = "saved_model"
     graph_def = "graph_def"
@@ -68,16 +73,10 @@ _OF_ALL = (
     "be given several times."
 )
 InputTypes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--input-type", help=f"The type of the inputs {_OF_ALL}", show_default=False
-    ),
+    list[str] | None, optional(f"The type of the inputs {_OF_ALL}", "--input-type")
 ]
 OutputTypes = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--output-type", help=f"The type of the outputs {_OF_ALL}", show_default=False
-    ),
+    list[str] | None, optional(f"The type of the outputs {_OF_ALL}", "--output-type")
 ]
 
 
@@ -117,12 +116,7 @@ SourcesOrLite = Annotated[
         metavar="PATH...",
     ),
 ]
-Target = Annotated[
-    Path,
-    typer.Option(
-        "--output", "-o", help="Where to write the result.", show_default=False
-    ),
-]
+Target = Annotated[Path, optional("Where to write the result.", "--output", "-o")]
 As = Annotated[
     ModelFormat | None,
     typer.Option(
@@ -131,31 +125,22 @@ As = Annotated[
 ]
 Force = Annotated[bool, typer.Option("--force", help="Replace what is there.")]
 Html = Annotated[
-    Path | None,
-    typer.Option(
-        help="Write a page to look at, a file that needs no network.",
-        show_default=False,
-    ),
+    Path | None, optional("Write a page to look at, a file that needs no network.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON, for scripts.")]
-Signature = Annotated[
-    str | None,
-    typer.Option("--signature", help="The signature to work on.", show_default=False),
-]
+Signature = Annotated[str | None, optional("The signature to work on.", "--signature")]
 Inputs = Annotated[
     list[str] | None,
-    typer.Option(
+    optional(
+        "A tensor or op; name=tensor also names it. Can be given several times.",
         "--input",
-        help="A tensor or op; name=tensor also names it. Can be given several times.",
-        show_default=False,
     ),
 ]
 Data = Annotated[
     Path,
-    typer.Option(
-        help="A .npz file with an array for each input, a .npy file, or a directory of "
-        "such files, one for each batch.",
-        show_default=False,
+    optional(
+        "A .npz file with an array for each input, a .npy file, or a directory of "
+        "such files, one for each batch."
     ),
 ]
 BatchSize = Annotated[

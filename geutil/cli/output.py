@@ -33,7 +33,7 @@ def working(what: str) -> Iterator[None]:
 
 
 def show(result: Any, *, as_json: bool) -> None:
-    """Print a result: what `str` makes of it, or JSON."""
+    """Print a result as text or JSON."""
     if as_json:
         print(json.dumps(plain(result), indent=2, sort_keys=False))
     else:
@@ -41,7 +41,7 @@ def show(result: Any, *, as_json: bool) -> None:
 
 
 def show_written(model: Any, written: Any, *, as_json: bool) -> None:
-    """Print what was written, and where to."""
+    """Print a written model, and its place."""
     if not as_json:
         print(f"{model!r} -> {written.path}")
         print(written)

@@ -16,14 +16,15 @@ if TYPE_CHECKING:
     import numpy as np
 
     from geutil.data_files import Wanted
-    from geutil.model.comparison import Comparison, Difference
+    from geutil.model.comparison import Comparison
+    from geutil.select.networks.outputs import Difference
 
 Arrays = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Runnable:
-    """What computes outputs by name from inputs by name.
+    """A computation of outputs by name from inputs by name.
 
     Attributes:
         path: where it was read.
@@ -45,12 +46,7 @@ class Runnable:
 
 
 def read_runnable(path: Path, signature: str | None) -> Runnable:
-    """Open what is to be run.
-
-    Raises:
-        CommandError: it is a TFLite file whose inputs and outputs have no names.
-        GeutilError: it cannot be opened.
-    """
+    """Open a model or TFLite file that is to be run."""
     if files.is_lite(path):
         return _file(path, signature)
     import tensorflow as tf
@@ -112,7 +108,7 @@ def _file(path: Path, signature: str | None) -> Runnable:
 
 
 def _check_fits(path: Path, key: str, array: Any, info: Any) -> None:
-    """Refuse what TFLite would take, and compute something else from."""
+    """Refuse arrays that TFLite would accept and misread."""
     import numpy as np
 
     shape = info.shape
@@ -138,17 +134,7 @@ def _shown(shape: Sequence[int | None] | None) -> str:
 
 
 def outputs_on(side: Runnable, data: Path, batch: int, *, tell: bool = True) -> Arrays:
-    """Return the outputs of all samples, batch by batch.
-
-    Args:
-        side: what is run.
-        data: a .npz or .npy file, or a directory of them.
-        batch: how many samples to run at once, where any number can be.
-        tell: warn of arrays that are left out.
-
-    Raises:
-        CommandError: the data do not fit, or outputs have no value for each sample.
-    """
+    """Return the outputs of all samples, batch by batch."""
     batches = Batches(data, batch).fitted(side.inputs, tell=tell)
     parts: dict[str, list[Any]] = {name: [] for name in side.outputs}
     counts = []
@@ -162,11 +148,7 @@ def outputs_on(side: Runnable, data: Path, batch: int, *, tell: bool = True) -> 
 
 
 def fed(side: Runnable, arrays: Mapping[str, Any]) -> Arrays:
-    """Return the array of each input, by name or by what TFLite makes of the name.
-
-    Raises:
-        CommandError: one is missing, or is for no input.
-    """
+    """Return the array of each input, by its name in the model or in a file."""
     from geutil.tflite.names import file_names
 
     of_file = file_names(list(arrays))
@@ -217,31 +199,21 @@ def _joined(name: str, parts: Sequence[np.ndarray[Any, Any]], counts: list[int])
 
 
 def drawn_comparison(model: Any, side: Runnable, samples: int = 2) -> Comparison:
-    """Compare a model with what was made from it, on drawn inputs.
-
-    Args:
-        model: the model that what is run was made from.
-        side: what is run.
-        samples: how many inputs to draw.
-    """
+    """Compare a model with a file that was made from it, on drawn inputs."""
     import numpy as np
 
     from geutil.model.comparison import Comparison
     from geutil.model.random_samples import bounds_of_indices, random_inputs
-    from geutil.select.networks.outputs import Movement, rows_of
+    from geutil.select.networks.outputs import Tally, rows_of
 
     rng, bounds = np.random.default_rng(0), bounds_of_indices(model.inputs)
-    found: dict[str, Difference] = {}
-    movements = {name: Movement() for name in model.outputs}
-    for _ in range(samples):
+    tally = Tally()
+    for sample in range(samples):
         arrays = random_inputs(model.inputs, rng, None, bounds)
         theirs, ours = side.call(fed(side, arrays)), model.run(**arrays)
-        for name, difference in differences(ours, theirs, 0.0, 0.0):
-            found[name] = difference.worse(found.get(name))
-        for name, value in ours.items():
-            movements[name].add(value, rows_of(arrays))
-    motions = {name: movement.entry() for name, movement in movements.items()}
-    return Comparison(found, samples, 0.0, 0.0, motions)
+        for name, other in _pairs(list(ours), list(theirs)):
+            tally.add(name, theirs[other], ours[name], sample, rows_of(arrays))
+    return Comparison(tally.differences, samples, 0.0, 0.0, tally.motions)
 
 
 def differences(
@@ -257,26 +229,18 @@ def differences(
     Raises:
         CommandError: they cannot be paired.
     """
-    from geutil.model.comparison import difference
+    from geutil.select.networks.outputs import difference
 
-    return [
-        (
-            a,
-            difference(
-                a if a == b else f"{a} and {b}",
-                ours[a],
-                theirs[b],
-                sample=0,
-                rtol=rtol,
-                atol=atol,
-            ),
-        )
-        for a, b in _pairs(list(ours), list(theirs))
-    ]
+    found = []
+    for a, b in _pairs(list(ours), list(theirs)):
+        label = a if a == b else f"{a} and {b}"
+        apart = difference(label, ours[a], theirs[b], sample=0, rtol=rtol, atol=atol)
+        found.append((a, apart))
+    return found
 
 
 def _pairs(ours: list[str], theirs: list[str]) -> Iterator[tuple[str, str]]:
-    """Pair outputs by name, or by what a file calls it; else one by one in order."""
+    """Pair outputs by their names in model or file; else one by one in order."""
     from geutil.tflite.names import file_names
 
     named_as_file = {name: file_names(ours)[name] for name in ours}

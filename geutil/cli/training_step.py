@@ -1,8 +1,8 @@
-"""A training step of a model, for predictions: traced, never run."""
+"""A training step of a model, traced and never run, and the largest batch of it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar, cast
@@ -25,7 +25,14 @@ from geutil.memory import Timeline
 from geutil.memory.bounds import has_solver, worst_of
 from geutil.memory.executor import typical
 from geutil.memory.kernels.onednn import with_onednn
-from geutil.memory.step_prediction import Step, executed_step
+from geutil.memory.step_prediction import (
+    FIRST,
+    BatchFit,
+    Step,
+    executed_step,
+    fit_batch,
+    held_by,
+)
 from geutil.model import Model
 from geutil.transform import copy_with_input_replacements
 
@@ -33,6 +40,9 @@ if TYPE_CHECKING:
     from geutil.graph.types import Tensor
 
 T = TypeVar("T")
+MORE_TIME = (0.1, 0.2, 0.4)
+"""How much longer a step may take that is planned for the largest batch."""
+WAYS = 3 + len(MORE_TIME)
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,8 +50,8 @@ class BuiltStep:
     """A step as it would run.
 
     Attributes:
-        fetches: what it is asked for.
-        report: what its gradients keep and recompute.
+        fetches: its results.
+        report: the report of its gradients.
     """
 
     fetches: tuple[Any, ...]
@@ -49,11 +59,11 @@ class BuiltStep:
 
     @cached_property
     def _executed(self) -> Step:
-        """What TensorFlow runs; `predict` and `worst_case` would each find it out."""
+        """The step that TensorFlow runs, found once for both predictions."""
         return executed_step(self.fetches, None, None, grappler=True)
 
     def timeline(self) -> Timeline:
-        """Return what the step holds, op by op, as `predict` does."""
+        """Return the memory of the step, op by op, as `predict` does."""
         step = self._executed
         return step.noted(typical(step.program).timeline())
 
@@ -71,7 +81,7 @@ class TrainingStep:
     Args:
         model: the model.
         shapes: the whole shape of each input.
-        device: what it is planned for; None is where this process runs it.
+        device: the device it is planned for; None is where this process runs it.
 
     Raises:
         CommandError: the model has nothing to train, or nothing to train by.
@@ -100,12 +110,7 @@ class TrainingStep:
     def built(
         self, checkpoints: str | Budget | Plan | None, *, order: bool | None = None
     ) -> BuiltStep:
-        """Build the step, with plain gradients or with checkpoints.
-
-        Args:
-            checkpoints: as in `gradients`.
-            order: whether it is held to an order; None if it has checkpoints.
-        """
+        """Build the step, with plain gradients or with checkpoints."""
         ordered = checkpoints is not None if order is None else order
 
         @tf.function(autograph=False)
@@ -134,18 +139,14 @@ class TrainingStep:
         )
 
     def curve(self, budget: str | None) -> PlanCurve:
-        """Return what less memory costs in time.
-
-        Args:
-            budget: one that the curve has besides the usual ones.
-        """
+        """Return the curve of time against memory."""
         budgets = [*BUDGETS] if budget is None else [budget, *BUDGETS]
         return self._traced(
             lambda loss: plan_curve(loss, self._weights, budgets, device=self._device)
         )
 
     def _traced(self, of_loss: Callable[[Tensor], T]) -> T:
-        """Return what a function makes of the loss while it is traced."""
+        """Return the result of a function of the loss, called while it is traced."""
         results: list[T] = []
 
         @tf.function(autograph=False)
@@ -174,3 +175,70 @@ class TrainingStep:
             dst_graph=graph,
         )
         return [info.transformed(output) for output in inner.outputs]
+
+
+class BatchSizes:
+    """The largest batches that fit into memory.
+
+    Args:
+        model: the model.
+        shapes_of: returns the shapes of inputs for a batch size.
+        memory: resident bytes, as the limit of a container counts them; of a GPU, what
+            TensorFlow has of it.
+        device: what steps are planned for; None is where this process runs them.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        shapes_of: Callable[[int], dict[str, list[int]]],
+        memory: int,
+        device: str | None = None,
+    ) -> None:
+        self._device = device
+        self._model, self._shapes_of, self._memory = model, shapes_of, memory
+
+    def fits(self) -> Iterator[tuple[str, BatchFit]]:
+        """Yield each way of taking gradients with its largest batch.
+
+        The result of each is where the search for the next one begins.
+        """
+        plain, _ = self._fit(None, order=False)
+        yield "plain", plain
+        ordered, _ = self._fit(None, order=True, first=plain.batch)
+        yield "order alone", ordered
+        saving, saving_time = self._fit("memory", order=True, first=ordered.batch)
+        yield "checkpoints", saving
+        if not has_solver():
+            return
+        first = max(ordered.batch, saving.batch, 1)
+        best = ordered
+        met: set[Any] = {((), ())}
+        plans = self._step(first).plans(MORE_TIME)
+        for share, plan in zip(MORE_TIME, plans, strict=True):
+            found = [best]
+            choice = plan.bursts, plan.loops
+            if choice not in met:
+                found.append(self._fit(plan, order=True, first=first)[0])
+            met.add(choice)
+            if saving_time <= share:
+                found.append(saving)
+            best = max(found, key=lambda fit: fit.batch)
+            yield f"a plan, {share:.0%} more time", best
+
+    def _fit(
+        self, checkpoints: str | Plan | None, *, order: bool, first: int = 0
+    ) -> tuple[BatchFit, float]:
+        """Return the largest batch, and the extra time of its step."""
+        times: dict[int, float] = {}
+
+        def held(rows: int) -> Any:
+            built = self._step(rows).built(checkpoints, order=order)
+            times[rows] = built.report.extra_time
+            return held_by(built.timeline(), resident=True)
+
+        fit = fit_batch(held, self._memory, first=first or FIRST)
+        return fit, times.get(fit.batch, 0.0)
+
+    def _step(self, rows: int) -> TrainingStep:
+        return TrainingStep(self._model, self._shapes_of(rows), self._device)

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from geutil.cli import files
 from geutil.cli.options import ModelFormat
-from geutil.cli.output import plain, show, working
-from geutil.cli.wording import in_words, translated
+from geutil.cli.output import plain, show, show_written, working
 from geutil.errors import GeutilError
-from geutil.sizes import size_text
+from geutil.sizes import size_of, size_text
 
 if TYPE_CHECKING:
     from geutil.model import Model
@@ -27,13 +26,13 @@ _BATCH_SAMPLES = 8
 
 @dataclass(frozen=True)
 class Written:
-    """What was written.
+    """The report of a written model or file.
 
     Attributes:
         path: the place.
-        format: what it is.
+        format: its format.
         bytes: its size.
-        bytes_before: the size of what was read.
+        bytes_before: the size of the model that was read.
         ops_added: how many ops of each type there are more, in the graph that was
             worked on.
         ops_removed: how many there are less.
@@ -87,32 +86,41 @@ class Written:
 
 @dataclass
 class Record:
-    """A command from its start: what it read, to be held beside what it writes.
+    """A command from its start: the model that it reads, and the one that it writes.
 
     Args:
         path: the model that is read.
         output: where the result goes.
         form: the format that was asked for.
+        force: whether the file at the output is replaced.
     """
 
     path: Path
     output: Path
     form: ModelFormat | None
+    force: bool
     _began: float = field(default_factory=time.monotonic)
     _kinds: Counter[str] = field(default_factory=Counter)
     _before: Any = None
     _bytes_before: int = 0
 
-    def opened(self, model: Model, *, to_be_changed: bool = False) -> None:
-        """Note what a model is before it is worked on.
+    def checked(self) -> Record:
+        """Refuse a path or an output before there is any work done."""
+        files.check_source(self.path)
+        files.check_target(self.output, self.form, self.force)
+        return self
 
-        Args:
-            model: the model.
-            to_be_changed: whether the command changes it, so that a copy is kept.
-        """
-        self._bytes_before = _size(self.path)
-        self._kinds = _kinds(model)
+    def read(self, signature: str | None, *, to_be_changed: bool = False) -> Model:
+        """Read the model; a copy of one that is edited in place is kept."""
+        model = files.read_model(self.path, signature)
+        self._bytes_before, self._kinds = size_of(self.path), _kinds(model)
         self._before = model.cut() if to_be_changed else model
+        return model
+
+    def write(self, model: Model, why_not: str = "", *, as_json: bool) -> None:
+        """Write the model, and show it; see `written`."""
+        files.write_model(model, self.output, self.form, self.force)
+        show_written(model, self.written(model, why_not=why_not), as_json=as_json)
 
     def written(
         self,
@@ -123,15 +131,7 @@ class Record:
         compared: Callable[[], Comparison] | None = None,
         format: str = "",
     ) -> Written:
-        """Return what was written.
-
-        Args:
-            model: the model that was written.
-            data: inputs to run both on; None draws some.
-            why_not: why the two cannot be held side by side; "" if they can.
-            compared: runs both, in place of `Model.compare`.
-            format: what was written, if it is none of the formats of options.
-        """
+        """Return the report of a written model."""
         kinds = _kinds(model)
         found: Comparison | None = None
         if not why_not:
@@ -141,11 +141,11 @@ class Record:
                         self._compared(model, data) if compared is None else compared()
                     )
             except GeutilError as error:
-                why_not = in_words(str(error))
+                why_not = str(error)
         return Written(
             self.output,
             format or files.format_of(self.output, self.form).value,
-            _size(self.output),
+            size_of(self.output),
             self._bytes_before,
             dict(kinds - self._kinds),
             dict(self._kinds - kinds),
@@ -167,9 +167,9 @@ class Record:
 
 
 def tell(written: Written, report: Any, *, as_json: bool) -> None:
-    """Print a report of what was done, and what was written."""
+    """Print the report of a command, and of the file that it wrote."""
     if not as_json:
-        print(translated(str(report)))
+        print(report)
         print(written)
         return
     show({**plain(report), "written": plain(written)}, as_json=True)
@@ -181,9 +181,3 @@ def _kinds(model: Model) -> Counter[str]:
 
     outputs = list(model.outputs.values())
     return Counter(op.type for op in get_backward_walk_ops(outputs, inclusive=True))
-
-
-def _size(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a directory."""
-    parts = path.rglob("*") if path.is_dir() else [path]
-    return sum(part.stat().st_size for part in parts if part.is_file())

@@ -200,6 +200,31 @@ def type_name(obj: object) -> str:
     return f"{type(obj).__module__}.{type(obj).__qualname__}"
 
 
+def as_model(value: Any, refusal: str) -> Any:
+    """Return `value` if it is a model; rooms below `geutil.model` know no class of it.
+
+    Args:
+        value: the candidate.
+        refusal: the message, up to the type of the value: "a model is folded, not".
+
+    Raises:
+        ArgumentTypeError: it is no model.
+    """
+    names = {"graph": tf.Graph, "signature": str, "signatures": Mapping}
+    if all(isinstance(getattr(value, n, None), cls) for n, cls in names.items()):
+        return value
+    raise ArgumentTypeError(
+        f"{refusal} a {type_name(value)}",
+        remedy="open it with geutil.model.open",
+    )
+
+
+def signatures_of(value: Any, refusal: str) -> dict[str, Any]:
+    """Return the signatures of a model as models, its own first; see `as_model`."""
+    own, others = as_model(value, refusal).signature, value.signatures
+    return {own: value, **{name: others[name] for name in others if name != own}}
+
+
 def require_graph(graph: object) -> None:
     """Raise `ArgumentTypeError` unless `graph` is a `tf.Graph`."""
     if not is_graph(graph):

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import shutil
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Executor
+from dataclasses import replace
 from pathlib import Path
 
-from geutil.errors import ArgumentTypeError, ModelError
+from geutil.errors import ArgumentTypeError, ModelError, Words
 from geutil.jobs import model_job as jobs
 from geutil.jobs.executors import JobRunner
 from geutil.jobs.model_job import Job
@@ -154,9 +154,7 @@ def batch(
     def written() -> BatchReport:
         listed = tuple(entries[name] for name in sorted(entries))
         notes, seconds = tuple(runner.notes), time.monotonic() - began
-        found = dataclasses.replace(
-            report, entries=listed, notes=notes, seconds=seconds
-        )
+        found = replace(report, entries=listed, notes=notes, seconds=seconds)
         found.write()
         return found
 
@@ -197,9 +195,16 @@ def _check(
         if workers is not None:
             raise ModelError("workers= is for this machine; the executor has its own")
     if workers is not None and workers < 1:
-        raise ModelError(f"workers={workers}: at least one is needed")
+        raise ModelError(
+            "is too few; at least one is needed",
+            subject=Words(f"workers={workers}", workers),
+        )
     if timeout is not None and not timeout > 0:
-        raise ModelError(f"timeout={timeout}: pass seconds, or None")
+        raise ModelError(
+            "is no time limit",
+            subject=Words(f"timeout={timeout}", timeout),
+            remedy="pass seconds, or None",
+        )
 
 
 def _planned(
@@ -217,26 +222,22 @@ def _planned(
         entry = BatchEntry(source.name, str(source.path), "stopped", "it was not begun")
         found = data.get(source.name)
         if source.why_not:
-            reason = source.why_not
-            entry = dataclasses.replace(entry, action="not a model", reason=reason)
+            entry = replace(entry, action="not a model", reason=source.why_not)
         elif not source.path.exists():
-            entry = dataclasses.replace(
-                entry, action="failed", step="open", reason="there is nothing"
-            )
+            reason = "there is nothing"
+            entry = replace(entry, action="failed", step="open", reason=reason)
         elif data and found is None:
             reason = f"the folder of data has no {source.name}.npz"
-            entry = dataclasses.replace(
-                entry, action="failed", step="quantize", reason=reason
-            )
+            entry = replace(entry, action="failed", step="quantize", reason=reason)
         else:
             mark = fingerprint(source, common.steps, found, common.signature)
-            entry = dataclasses.replace(entry, fingerprint=mark)
+            entry = replace(entry, fingerprint=mark)
             old = before.get(source.name)
             if resume and old is not None and _holds(old, entry, common.output):
-                entry = dataclasses.replace(old, action="done before")
+                entry = replace(old, action="done before")
             else:
                 _check_place(common.output, source.name)
-                todo.append(dataclasses.replace(common, entry=entry, data=found))
+                todo.append(replace(common, entry=entry, data=found))
         entries[source.name] = entry
     return entries, todo
 

@@ -15,10 +15,12 @@ import shutil
 import signal
 import tempfile
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from geutil.errors import Words, spoken_with, vocabulary
 from geutil.jobs.processes import (
     LOG,
     ForkedProcess,
@@ -30,9 +32,10 @@ from geutil.jobs.report import (
     BatchStep,
     write_json,
 )
-from geutil.jobs.sources import DataSource, size_of
+from geutil.jobs.sources import DataSource
 from geutil.jobs.steps import PipelineStep
 from geutil.notes import MOVED, note
+from geutil.sizes import size_of
 
 WORK = ".batch"
 """The folder, in that of the results, where unfinished ones are."""
@@ -40,6 +43,7 @@ REPORT, PROGRESS, JOB = "report.json", "progress.json", "job"
 _STOP = "stop"
 _POLL = 0.1
 """Seconds between two looks at a process."""
+_LIMIT = Words("timeout", key="timeout=")
 _WORDS = 300
 """Characters of the last line of a process that a reason shows."""
 
@@ -56,6 +60,7 @@ class Job:
         timeout: how many seconds the process may take; None is without end.
         pages: whether to write a page, too.
         server: the socket of a server that forks processes; "" for none.
+        vocabulary: the words of messages; see `geutil.errors.Words`.
     """
 
     entry: BatchEntry
@@ -67,6 +72,7 @@ class Job:
     timeout: float | None
     pages: bool
     server: str = ""
+    vocabulary: Mapping[str, str] = field(default_factory=lambda: {**vocabulary()})
 
 
 def run_job(job: Job) -> BatchEntry:
@@ -84,7 +90,8 @@ def run_job(job: Job) -> BatchEntry:
     process = _process(job, place)
     began = time.monotonic()
     ended, peak_bytes = _watch(process, job.timeout, work / _STOP)
-    entry = _entry(job, place, process.code or 0, ended)
+    with spoken_with(job.vocabulary):
+        entry = _entry(job, place, process.code or 0, ended)
     entry = replace(
         entry,
         tries=tries,
@@ -150,7 +157,7 @@ def _entry(job: Job, place: Path, code: int, ended: str) -> BatchEntry:
     if ended == "stopped":
         return replace(entry, action="stopped", reason="the batch was stopped")
     if ended == "timed out":
-        reason = f"it took longer than {job.timeout:g} s; pass a longer timeout"
+        reason = f"it took longer than {job.timeout:g} s; pass a longer {_LIMIT}"
         return replace(entry, action="timed out", reason=reason)
     if noted.get("error"):
         return replace(entry, action="failed", reason=noted["error"])

@@ -26,7 +26,7 @@ BatchAction: TypeAlias = Literal[
     "not a model",
 ]
 STATE = "batch.json"
-"""The file in the folder of results that tells what is done."""
+"""The file in the folder of results that lists finished models."""
 _KIND = "geutil batch"
 _VERSION = 1
 

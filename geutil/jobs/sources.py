@@ -18,6 +18,7 @@ from geutil.errors import ArgumentTypeError, ModelError
 from geutil.formats import foreign_kind
 from geutil.jobs.steps import PipelineStep, pickled_function
 from geutil.model.files.reading import SAVED_MODEL_FILES
+from geutil.sizes import size_of
 from geutil.version import __version__
 
 PathLike: TypeAlias = str | os.PathLike[str]
@@ -44,13 +45,7 @@ class ModelSource:
 
 
 def sources_of(paths: Paths, leave_out: Path) -> list[ModelSource]:
-    """Return all that is in a folder, that a pattern names, or that is listed.
-
-    Args:
-        paths: a folder, which is gone through with the folders in it; a path with `*`,
-            `?` or `[`; or several of these, and of models.
-        leave_out: the folder of the results, which may be in there.
-    """
+    """Return all that is in a folder, that a pattern names, or that is listed."""
     listed = [paths] if isinstance(paths, str | os.PathLike) else paths
     if not isinstance(listed, Sequence):
         raise ArgumentTypeError(
@@ -157,13 +152,7 @@ class DataSource:
 
 
 def data_of(data: Data, sources: Sequence[ModelSource]) -> dict[str, DataSource | None]:
-    """Return the data of each model by name; None where a folder has none for it.
-
-    Args:
-        data: a .npz file or a folder of batches for all; a folder with `NAME.npz`, or
-            the folder `NAME`, for each model; "random"; or a function of a path.
-        sources: the models.
-    """
+    """Return the data of each model by name; None where a folder has none for it."""
     names = [source.name for source in sources]
     if data is None:
         return {}
@@ -222,9 +211,3 @@ def _stamp(path: Path) -> str:
 def results_are_there(folder: Path, files: Mapping[str, int]) -> bool:
     """Tell whether the written files are there, in the sizes that they had."""
     return all(size_of(folder / name) == size for name, size in files.items())
-
-
-def size_of(path: Path) -> int:
-    """Return the bytes of a file, or of all files in a folder; 0 if there is none."""
-    files = path.rglob("*") if path.is_dir() else [path]
-    return sum(file.stat().st_size for file in files if file.is_file())

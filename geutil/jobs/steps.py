@@ -16,7 +16,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
-from geutil.errors import ArgumentTypeError, ModelError
+from geutil.errors import ArgumentTypeError, ModelError, Words
 
 Pipeline: TypeAlias = str | Callable[..., Any] | Sequence[str | Callable[..., Any]]
 """Steps as a caller gives them: text, a function, or several of these in order."""
@@ -35,6 +35,7 @@ _RANGED = ("int8", "int8x4", "int16x8")
 """Schemes that need ranges of activations."""
 _METHODS = ("best", "moving_average", "min_max", "percentile", "entropy", "mse")
 _BITS = range(2, 17)
+_DATA = Words("data=")
 _COUNT = range(1, 1 << 31)
 
 OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
@@ -59,7 +60,7 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         },
     }
 )
-"""Steps by name, with what their options take: the first is the one of `name=value`."""
+"""Steps by name, with values of their options: the first is that of `name=value`."""
 _REQUIRED = {"batch-size": "size"}
 _FUNCTION = "function"
 
@@ -98,10 +99,6 @@ class PipelineStep:
 
 def steps_of(pipeline: Pipeline) -> tuple[PipelineStep, ...]:
     """Return the steps of a pipeline.
-
-    Args:
-        pipeline: text, such as "fold,quantize:scheme=int8x4,tflite", a function, or
-            several of these.
 
     Example:
         >>> from geutil.jobs.steps import steps_of
@@ -232,12 +229,15 @@ def check_order(steps: Sequence[PipelineStep], *, with_data: bool) -> None:
         if step.name == "quantize":
             quantized = step
             if step.option("rounding") not in (None, "nearest") and not with_data:
-                raise ModelError(f"step '{step}' rounds by data; pass data=")
+                raise ModelError(
+                    f"step '{step}' rounds by data", remedy=f"pass {_DATA}"
+                )
         if step.name == "tflite" and not has_function:
             _check_file(step, quantized, with_data=with_data)
     if with_data and quantized is None and not has_function:
         raise ModelError(
-            "no step of the pipeline reads data; leave data= out, or add 'quantize'"
+            "no step of the pipeline reads data",
+            remedy=f"leave {_DATA} out, or add 'quantize'",
         )
 
 
@@ -257,6 +257,7 @@ def _check_file(
         return
     if not with_data:
         raise ModelError(
-            f"'{quantized}' before '{step}' needs ranges of activations; pass data= to "
-            "calibrate with, or a scheme without, such as 'quantize:dynamic_range'"
+            f"'{quantized}' before '{step}' needs ranges of activations",
+            remedy=f"pass {_DATA} to calibrate with, or a scheme without, such as "
+            "'quantize:dynamic_range'",
         )

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, PredictionError
+from geutil.errors import ArgumentTypeError, PredictionError, Words
 from geutil.graph import (
     adjacency,
     fetched_subgraph,
@@ -139,10 +139,11 @@ class Shapes:
         names = causes or [t.name for t in self._open]
         shown = ", ".join(f"'{name}'" for name in names[:_SHOWN])
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        given = Words(f"shapes={{'{names[0]}': [...]}}")
         raise PredictionError(
             f"the sizes of {len(self._open)} tensors, '{self._open[0].name}' among "
-            f"them, depend on dimensions that are not known, of {shown}{more}; pass "
-            f"shapes={{'{names[0]}': [...]}}"
+            f"them, depend on dimensions that are not known, of {shown}{more}",
+            remedy=f"pass {given}",
         )
 
 

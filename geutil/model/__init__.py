@@ -40,7 +40,7 @@ if typing.TYPE_CHECKING:
     from geutil.jobs.batches import batch
     from geutil.jobs.executors import RayExecutor
     from geutil.jobs.report import BatchEntry, BatchReport, BatchStep
-    from geutil.model.comparison import Comparison, Difference
+    from geutil.model.comparison import Comparison
     from geutil.model.core import ModelFunction
     from geutil.model.files.inspect_files import inspect
     from geutil.model.files.inspection import Inspection, TFLiteInspection
@@ -49,6 +49,7 @@ if typing.TYPE_CHECKING:
     from geutil.model.sources.tflite_files import tflite_kinds
     from geutil.model.strip.report import Stripped, StripReport
     from geutil.select.names import Layer
+    from geutil.select.networks.outputs import Difference
 else:
     from geutil.errors import ModelError
 
@@ -58,7 +59,7 @@ else:
             "geutil.jobs.executors": ("RayExecutor",),
             "geutil.jobs.report": ("BatchEntry", "BatchReport", "BatchStep"),
             "geutil.jobs.batches": ("batch",),
-            "comparison": ("Comparison", "Difference"),
+            "comparison": ("Comparison",),
             "core": ("ModelFunction",),
             "files.inspect_files": ("inspect",),
             "files.inspection": ("Inspection", "TFLiteInspection"),
@@ -66,6 +67,7 @@ else:
             "opening": ("from_tflite", "open"),
             "geutil.capabilities.report": ("Power", "Powers"),
             "geutil.capabilities.scan": ("powers",),
+            "geutil.select.networks.outputs": ("Difference",),
             "sources.tflite_files": ("tflite_kinds",),
             "strip.report": ("StripReport", "Stripped"),
         },

@@ -13,157 +13,13 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.errors import ModelError
+from geutil.errors import ModelError, Words
 from geutil.graph.types import Tensor, type_name
 from geutil.model.core import EditableModel
 from geutil.model.random_samples import Arrays, bounds_of_indices, random_inputs
 from geutil.notebook_display import Shown
-from geutil.select.networks import outputs
 from geutil.select.networks.data import batches
-from geutil.select.networks.outputs import Array, Motion
-
-
-@dataclass(frozen=True)
-class Difference:
-    """Where two values of an output are farthest apart.
-
-    NaN equals NaN, and an infinity the same infinity; either against anything else is
-    infinitely far off. Integers, booleans and strings are compared exactly; booleans
-    and strings have no distance, so that a difference is infinite.
-
-    Attributes:
-        output: the name of the output.
-        equal: whether each element is: |a - b| <= atol + rtol * |b|.
-        absolute: the largest |a - b|.
-        relative: the largest |a - b| / |b|; infinite where b alone is 0.
-        index: where the absolute difference is largest, None where there is none.
-        sample: the number of the input that it came from.
-        values: the two elements there.
-        mismatch: how the dtypes or shapes differ, None if they do not; nothing else is
-            compared then.
-    """
-
-    output: str
-    equal: bool
-    absolute: float
-    relative: float
-    index: tuple[int, ...] | None
-    sample: int
-    values: tuple[Any, Any] | None
-    mismatch: str | None = None
-
-    def __str__(self) -> str:
-        if self.mismatch is not None:
-            return f"{self.output}: {self.mismatch}"
-        text = (
-            f"{self.output}: largest difference {self.absolute:.3g} absolute, "
-            f"{self.relative:.3g} relative"
-        )
-        if self.index is not None and self.values is not None:
-            a, b = self.values
-            text += f", at {list(self.index)} of sample {self.sample}: {a} and {b}"
-        return text if self.equal else f"{text} (too much)"
-
-    def worse(self, other: Difference | None) -> Difference:
-        """Return the worse of two differences, with the largest of both numbers."""
-        if other is None:
-            return self
-        first, second = (
-            (other, self) if other.badness >= self.badness else (self, other)
-        )
-        return Difference(
-            first.output,
-            first.equal and second.equal,
-            max(first.absolute, second.absolute),
-            max(first.relative, second.relative),
-            first.index,
-            first.sample,
-            first.values,
-            first.mismatch,
-        )
-
-    @property
-    def badness(self) -> tuple[bool, float, bool]:
-        """Return the key that orders differences."""
-        return (self.mismatch is not None, self.absolute, not self.equal)
-
-
-def difference(
-    output: str, a: Array, b: Array, *, sample: int, rtol: float, atol: float
-) -> Difference:
-    """Return where two arrays are farthest apart; `b` is the reference.
-
-    Example:
-        >>> import numpy as np
-        >>> d = difference(
-        ...     "y",
-        ...     np.array([1.0, 2.5]),
-        ...     np.array([1.0, 2.0]),
-        ...     sample=0,
-        ...     rtol=0,
-        ...     atol=0,
-        ... )
-        >>> print(d)
-        y: largest difference 0.5 absolute, 0.25 relative, at [1] of sample 0: 2.5 and
-        2.0 (too much)
-    """
-    mismatch = _mismatch(a, b)
-    if mismatch is not None:
-        inf = float("inf")
-        return Difference(output, False, inf, inf, None, sample, None, mismatch)
-    if not a.size:
-        return Difference(output, True, 0.0, 0.0, None, sample, None)
-    absolute, relative, close = _distances(a, b, rtol, atol)
-    largest, index = outputs.farthest(absolute)
-    return Difference(
-        output,
-        bool(close.all()),
-        largest,
-        float(relative.max()),
-        index if largest else None,
-        sample,
-        (a[index].item() if a.dtype != object else a[index], _plain(b[index]))
-        if largest
-        else None,
-    )
-
-
-def _plain(element: Any) -> Any:
-    return element.item() if isinstance(element, np.generic) else element
-
-
-def _mismatch(a: Array, b: Array) -> str | None:
-    if a.dtype != b.dtype:
-        return f"dtype {a.dtype} and {b.dtype}"
-    if a.shape != b.shape:
-        return f"shape {list(a.shape)} and {list(b.shape)}"
-    return None
-
-
-def _distances(
-    a: Array, b: Array, rtol: float, atol: float
-) -> tuple[Array, Array, Array]:
-    """Return absolute and relative differences, and what is close enough."""
-    same = np.asarray(a == b)
-    if a.dtype == object or a.dtype == bool or a.dtype.kind not in "fciuV":
-        far = np.where(same, 0.0, np.inf)
-        return far, far, same
-    if a.dtype.kind in "iu":
-        apart = outputs.exact_distances(a, b)
-        size = np.abs(b.astype(object)).astype(np.float64)
-        return apart, _ratio(apart, size), same
-    y = outputs.widened(b)
-    apart = outputs.distances(outputs.widened(a), y)
-    with np.errstate(invalid="ignore", over="ignore"):
-        allowed = atol + rtol * np.where(np.isfinite(y), np.abs(y), 0.0)
-        close = (apart == 0) | (apart <= allowed)
-        return apart, _ratio(apart, np.abs(y)), close
-
-
-def _ratio(apart: Array, size: Array) -> Array:
-    with np.errstate(invalid="ignore", divide="ignore"):
-        ratio = np.where(apart == 0, 0.0, apart / size)
-    return np.where(np.isnan(ratio), np.inf, ratio)
+from geutil.select.networks.outputs import Difference, Motion, Tally, rows_of
 
 
 @dataclass(frozen=True)
@@ -250,25 +106,14 @@ def compare(
         )
     else:
         input_sets = batches(inputs, model.inputs, ModelError)
-    difference_by_name: dict[str, Difference] = {}
-    movements = {name: outputs.Movement() for name, _ in pairs}
+    tally = Tally(rtol, atol)
     count = 0
     for count, arrays in enumerate(input_sets, 1):
         theirs = _run(other, {their_name[name]: a for name, a in arrays.items()})
         ours = _run(model, arrays)
         for name, name_ in pairs:
-            new = difference(
-                name,
-                ours[name],
-                theirs[name_],
-                sample=count - 1,
-                rtol=rtol,
-                atol=atol,
-            )
-            difference_by_name[name] = new.worse(difference_by_name.get(name))
-            movements[name].add(theirs[name_], outputs.rows_of(arrays))
-    motions = {name: movement.entry() for name, movement in movements.items()}
-    return Comparison(difference_by_name, count, rtol, atol, motions)
+            tally.add(name, ours[name], theirs[name_], count - 1, rows_of(arrays))
+    return Comparison(tally.differences, count, rtol, atol, tally.motions)
 
 
 def _paired_outputs(
@@ -281,8 +126,9 @@ def _paired_outputs(
     if len(ours) == len(theirs) and not set(ours) & set(theirs):
         return list(zip(ours, theirs, strict=True))
     raise ModelError(
-        f"the outputs do not match: {ours} and {theirs}; rename(outputs=...) or "
-        "cut(outputs=...) one of the models"
+        f"the outputs do not match: {ours} and {theirs}",
+        remedy=f"{Words('rename(outputs=...)')} or {Words('cut(outputs=...)')} one of "
+        "the models",
     )
 
 
@@ -293,8 +139,8 @@ def _paired_inputs(model: EditableModel, other: EditableModel) -> dict[str, str]
         their_name = dict(zip(model.inputs, other.inputs, strict=True))
     if set(their_name.values()) != set(other.inputs):
         raise ModelError(
-            f"the inputs do not match: {list(model.inputs)} and {list(other.inputs)}; "
-            "rename(inputs=...) one of the models"
+            f"the inputs do not match: {list(model.inputs)} and {list(other.inputs)}",
+            remedy=f"{Words('rename(inputs=...)')} one of the models",
         )
     for name, t in model.inputs.items():
         t_ = other.inputs[their_name[name]]
@@ -344,6 +190,6 @@ def _run(model: EditableModel, arrays: Mapping[str, Any]) -> Arrays:
         return model.run(**arrays)
     except tf.errors.OpError as error:
         raise ModelError(
-            f"{model!r} fails on these inputs: {error.message}; pass inputs= "
-            "that it can take"
+            f"{model!r} fails on these inputs: {error.message}",
+            remedy=f"pass {Words('inputs=', key='compare(inputs=')} that it can take",
         ) from error

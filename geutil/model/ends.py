@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import GeutilError, ModelError, SelectionError
+from geutil.errors import GeutilError, ModelError, SelectionError, Words
 from geutil.graph.creation import make_op_like
 from geutil.graph.types import Operation, Tensor, is_op, is_tensor
 from geutil.graph.walks import node_name
@@ -40,7 +40,8 @@ def named_tensors(model: EditableModel, selection: Selection) -> dict[str, Tenso
         if name in named:
             raise ModelError(
                 f"two tensors would be called '{name}': '{named[name].name}' and "
-                f"'{tensor.name}'; pass a mapping from names to tensors"
+                f"'{tensor.name}'",
+                remedy=Words("pass a mapping from names to tensors"),
             )
         named[name] = tensor
     return named
@@ -82,7 +83,10 @@ def cut(
     """Return the part of a model between tensors; see `Model.cut`."""
     results = named_tensors(model, model.outputs if outputs is None else outputs)
     if not results:
-        raise ModelError("a model needs at least one output; name one in outputs=")
+        raise ModelError(
+            "a model needs at least one output",
+            remedy=f"name one {Words('in outputs=')}",
+        )
     for name, t in results.items():
         if t.dtype in (tf.resource, tf.variant):
             raise ModelError(
@@ -193,7 +197,8 @@ def _check_inputs(
         if node_name(t) in needed and t not in fed.values():
             raise ModelError(
                 f"the outputs {list(program.outputs)} of {model!r} still depend on its "
-                f"input '{name}'; name it in inputs= too, or cut further behind"
+                f"input '{name}'",
+                remedy=f"name it {Words('in inputs=')} too, or cut further behind",
             )
 
 

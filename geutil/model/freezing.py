@@ -370,7 +370,8 @@ def _check_initialized(sources: Mapping[str, Captured]) -> None:
         more = " and more" if len(empty) > 10 else ""
         raise ModelError(
             f"the variables {empty[:10]}{more} have no value, so they cannot become "
-            "constants: read a checkpoint with model.restore(path) or assign values"
+            "constants",
+            remedy=shared_state.RESTORE,
         )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import ModelError
+from geutil.errors import ModelError, Words
 from geutil.graph.functions import merge_libraries
 from geutil.graph.types import IdentitySet, Tensor, dereference, type_name
 from geutil.graph.walks import node_name
@@ -181,7 +181,8 @@ def _by_name(
     if not pairs:
         raise ModelError(
             f"cannot tell which {what}: {list(readers)} and {list(tensors)} have no "
-            "name in common; pass inputs= as a mapping"
+            "name in common",
+            remedy=Words("pass inputs= as a mapping"),
         )
     return pairs
 

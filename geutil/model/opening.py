@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil import lazy, tflite
-from geutil.errors import ModelError, TFLiteError
+from geutil.errors import ModelError, TFLiteError, Words
 from geutil.formats import is_tflite_file
 from geutil.graph import functions, strategy_variables, training_flags, types
 from geutil.model.core import Signatures
@@ -31,10 +31,11 @@ from geutil.model.sources.tflite_files import source_of_lite
 from geutil.tflite.file import LiteFile
 from geutil.tflite.file import open as open_lite
 
-ACCEPTED = (
+ACCEPTED = Words(
     "a SavedModel directory, a .pb or .pbtxt file with a GraphDef, a .keras, .h5 or "
     ".tflite file, a tf.compat.v1.GraphDef, a tf.Graph, a concrete function, a "
-    "tf.function with an input signature, or a Keras model"
+    "tf.function with an input signature, or a Keras model",
+    key="open",
 )
 
 
@@ -206,7 +207,9 @@ def _check_powers(path: Path, *, allowed: str) -> None:
             f"'{path}' {first}: {found.dangers[0]}; geutil.model.powers lists it all, "
             "and powers='any' opens it"
         )
-    _logger.warning("'%s' %s; geutil.model.powers lists where", path, first)
+    _logger.warning(
+        "'%s' %s; %s lists where", path, first, Words("geutil.model.powers")
+    )
 
 
 _CODE = """

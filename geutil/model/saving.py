@@ -13,7 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import ModelError
+from geutil.errors import ModelError, Words
 from geutil.formats import refusal
 from geutil.graph import op_types, protos, training_flags
 from geutil.graph.walks import node_name, short_name, tensor_name
@@ -56,11 +56,11 @@ def _write_tflite(model: EditableModel, path: Path, *, select_tf_ops: bool) -> N
         remedy = (
             "replace these ops"
             if select_tf_ops
-            else "pass select_tf_ops=True to keep ops that TensorFlow Lite lacks, or "
-            "replace them"
+            else f"pass {Words('select_tf_ops=True')} to keep ops that TensorFlow Lite "
+            "lacks, or replace them"
         )
         raise ModelError(
-            f"TensorFlow Lite cannot take {model!r}: {_reason(error)}; {remedy}"
+            f"TensorFlow Lite cannot take {model!r}: {_reason(error)}", remedy=remedy
         ) from error
 
 
@@ -71,6 +71,7 @@ def _reason(error: Exception) -> str:
     return "; ".join(said)[:1500] or text[:1500]
 
 
+_SAVED_MODEL = Words("save it with format='saved_model'")
 _INPUT_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
 """Names that TensorFlow accepts for inputs of signatures; it changes others."""
 _logger = logging.getLogger("geutil")
@@ -132,8 +133,11 @@ def _check_input_names(model: EditableModel) -> None:
                 legal = f"input_{legal}"
             raise ModelError(
                 f"a SavedModel cannot call an input '{name}': only letters of ASCII, "
-                "digits and '_', a letter first, and no word of Python; save "
-                f"model.rename(inputs={{{name!r}: {legal!r}}})"
+                "digits and '_', a letter first, and no word of Python",
+                remedy=Words(
+                    f"save model.rename(inputs={{{name!r}: {legal!r}}})",
+                    f"{name}={legal}",
+                ),
             )
 
 
@@ -144,7 +148,8 @@ def _check_python(model: EditableModel, function: Any) -> None:
         if node.op in op_types.PYTHON_CALLS:
             raise ModelError(
                 f"'{node.name}' ({node.op}) of {model!r} calls a function of Python, "
-                "which no file can hold; replace it, or cut it off with model.cut"
+                "which no file can hold",
+                remedy=f"replace it, or cut it off with {Words('model.cut')}",
             )
 
 
@@ -217,19 +222,22 @@ def _write_nodes(model: EditableModel, path: Path, *, as_text: bool) -> None:
 
 def check_names(model: EditableModel) -> None:
     """Check that the names of inputs and outputs can be names of nodes."""
-    for kind, ends in (("input", model.inputs), ("output", model.outputs)):
+    for kind, ends, rename in (
+        ("input", model.inputs, Words("rename(inputs={...})")),
+        ("output", model.outputs, Words("rename(outputs={...})")),
+    ):
         for name in ends:
             if not _LEGAL.fullmatch(name):
                 raise ModelError(
                     f"{kind} '{name}' cannot be the name of a node, which this format "
-                    f"asks for; choose another one with rename({kind}s={{...}})"
+                    f"asks for; choose another one with {rename}"
                 )
     for name, tensor in model.outputs.items():
         if name in model.inputs and tensor is not model.inputs[name]:
             raise ModelError(
                 f"'{name}' is an input and also an output, '{tensor.name}', and this "
-                "format has one node of each name; choose another name with "
-                "rename(outputs={...})"
+                "format has one node of each name",
+                remedy=f"choose another name with {Words('rename(outputs={...})')}",
             )
 
 
@@ -239,10 +247,9 @@ def _tell_what_opening_misses(graph_def: Any, outputs: list[str]) -> None:
     missed = [name for name in outputs if name not in shown]
     if missed:
         _logger.warning(
-            "the file does not show that %s are outputs, as no input leads to them; "
-            "geutil.model.open takes their names: outputs=%s",
+            "the file does not show that %s are outputs, as no input leads to them; %s",
             missed,
-            outputs,
+            Words(f"geutil.model.open takes their names: outputs={outputs}"),
         )
 
 
@@ -261,8 +268,8 @@ def stateless_program(model: EditableModel) -> ModelProgram:
         ]
         raise ModelError(
             f"{model!r} reads tables or the like, which are no constants and no part "
-            f"of this format: {'; '.join(descriptions)}; save it with "
-            "format='saved_model', or cut the model off behind them"
+            f"of this format: {'; '.join(descriptions)}",
+            remedy=f"{_SAVED_MODEL}, or cut the model off behind them",
         )
     return program
 

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.bodies.inlining import NodeOrigin
-from geutil.errors import ModelError
+from geutil.errors import ModelError, Words
 from geutil.graph import functions, gradient_functions, state, strategy_variables
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
 from geutil.graph.walks import node_name, tensor_name
@@ -24,6 +24,7 @@ from geutil.model import programs
 from geutil.model.programs import Ancestor, ModelProgram
 from geutil.transform import custom_gradients, transformer
 
+RESTORE = Words("read a checkpoint with model.restore(path) or assign values")
 _NO_ORIGINS: Mapping[str, NodeOrigin] = MappingProxyType({})
 
 
@@ -220,8 +221,8 @@ def check_initialized(
     if empty:
         more = " and more" if len(empty) > 10 else ""
         raise ModelError(
-            f"the variables {empty[:10]}{more} have no value: the graph was not "
-            "frozen; read a checkpoint with model.restore(path) or assign values"
+            f"the variables {empty[:10]}{more} have no value: the graph was not frozen",
+            remedy=RESTORE,
         ) from error
 
 

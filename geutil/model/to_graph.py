@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from geutil.bodies.function_bodies import SIDE_EFFECTS
 from geutil.bodies.inlining import Kept, NodeOrigin, inline_calls
-from geutil.errors import ModelError, TransformError
+from geutil.errors import ModelError, TransformError, Words
 from geutil.graph import (
     call_graph,
     creation,
@@ -274,7 +274,8 @@ def ops_to_run(
             )
             raise ModelError(
                 f"placeholder '{op.name}' is no input, and '{reader}' depends on it: "
-                "rewire its readers, or make it an input with model.cut(inputs=[...])"
+                "rewire its readers, or make it an input with "
+                f"{Words('model.cut(inputs=[...])')}"
             )
     needed |= _needed_by_gradients(needed, stops)
     return [op for op in graph.get_operations() if op in needed]

@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import ModelError
+from geutil.errors import ModelError, Words
 from geutil.graph import function_calls, op_types
 from geutil.graph.function_calls import Caller, Loops
 from geutil.graph.types import Graph, Operation, Tensor
@@ -60,8 +60,9 @@ def unroll(model: M, loops: Any, max_ops: int) -> M:
             times[caller.op.name] = count
         if left < 0:
             raise ModelError(
-                f"unrolled, the loops of {model!r} have over {max_ops:,} ops: pass "
-                "max_ops= to allow more, or loops= to unroll some of them"
+                f"unrolled, the loops of {model!r} have over {max_ops:,} ops",
+                remedy=f"pass {Words('max_ops=')} to allow more, or {Words('loops=')} "
+                "to unroll some of them",
             )
         if not times:
             # A loop whose bound the result of another one tells had its turn before.
@@ -85,8 +86,9 @@ def _selected(model: EditableModel, loops: Any) -> frozenset[str] | None:
     names = frozenset(c.op.name for c in callers if c.op in meant)
     if not names:
         raise ModelError(
-            f"loops={loops!r} selects none of the loops of {model!r}: "
-            f"{[c.op.name for c in callers][:_SHOWN]}"
+            f"selects none of the loops of {model!r}: "
+            f"{[c.op.name for c in callers][:_SHOWN]}",
+            subject=Words(f"loops={loops!r}"),
         )
     return names
 
@@ -136,8 +138,8 @@ def _refusal(model: EditableModel, found: list[Caller]) -> str:
     return (
         f"how often {names} of {model!r} runs cannot be read off constants and shapes: "
         "give the input a fixed number of steps where the model is built, as in "
-        "keras.Input([12, 6]) or tf.TensorSpec([None, 12, 6]), or pass loops= with "
-        "those that are to be unrolled"
+        "keras.Input([12, 6]) or tf.TensorSpec([None, 12, 6]), or pass "
+        f"{Words('loops=')} with those that are to be unrolled"
     )
 
 

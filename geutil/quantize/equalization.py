@@ -23,11 +23,18 @@ from geutil.errors import QuantizeError
 from geutil.graph import creation
 from geutil.graph.edits import InputEdit, apply_edits, reader_edits, transaction
 from geutil.graph.op_types import FUSED_NORMS, SHIFTS, types_in
-from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Operation, Tensor
+from geutil.graph.types import (
+    Graph,
+    IdentitySet,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+    signatures_of,
+)
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import Edge, Network
-from geutil.select import conversions
+from geutil.quantize.schemes import FOLD
 from geutil.select.networks.layers import Layer
 from geutil.select.networks.provenance import Origin, reduced_axes
 
@@ -107,7 +114,7 @@ class _Link:
     def _refusal(self, op: Operation, data: list[Tensor]) -> str:
         kind = op.type
         if kind in FUSED_NORMS:
-            return "is a batch norm; fold it first, with geutil.batchnorm"
+            return f"is a batch norm; fold it first, with {FOLD}"
         if kind == "Relu6":
             if self._replace_relu6:
                 self.clips.append(op)
@@ -363,9 +370,7 @@ def equalize(model: Any, *, replace_relu6: bool = False) -> EqualizeReport:
 
 def _places(model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
     """Return (name, graph, results) of each signature; refuse quantized ones."""
-    models = conversions.signatures_of(
-        model, "a geutil.model.Model is equalized, not a"
-    )
+    models = signatures_of(model, "a geutil.model.Model is equalized, not")
     for other in models.values():
         for op in other.graph.get_operations():
             if op.type in FAKE_QUANT:

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from geutil.errors import Words
 from geutil.graph.types import Operation, Tensor
 from geutil.quantize.calibration.ranges import RangeSite
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, Treatment
@@ -47,10 +48,11 @@ class NarrowInput:
     def __str__(self) -> str:
         others = " and ".join(f"'{name}'" for name in self.ops if name != self.op)
         too = f", and the same for {others}, which share the range" if others else ""
+        skip = Words(f"overrides={{'{self.op}': 'skip'}}", f"'{self.op}'")
         return (
             f"'{self.input}' gets {self.steps:.3g} of {self.of} steps of the range in "
             f"which '{self.op}' ({self.op_type}) joins it; make it an output of its "
-            f"own, or quantize with overrides={{'{self.op}': 'skip'}}{too}"
+            f"own, or quantize with {skip}{too}"
         )
 
 

@@ -23,6 +23,7 @@ from geutil.quantize.quantizing import quantize
 from geutil.quantize.spec import Range
 from geutil.tflite import LiteFile
 from geutil.tflite.parts import Buffer
+from geutil.tflite.state import without
 
 NAME = "geutil_quantization"
 """The name of the metadata."""
@@ -100,6 +101,6 @@ def ranges_kept(file: LiteFile) -> KeptRanges | None:
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise QuantizeError(
             f"the metadata '{NAME}' of the file are damaged ({error}); make the file "
-            f"again, or leave them out with strip(metadata=['{NAME}'])"
+            f"again, or leave them out with {without(NAME)}"
         ) from error
     return kept

@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import QuantizeError
+from geutil.errors import QuantizeError, Words
 from geutil.graph import edits, replicas
 from geutil.graph.op_types import FUSED_NORMS
 from geutil.graph.types import (
@@ -19,6 +19,7 @@ from geutil.graph.types import (
     Tensor,
     is_graph,
     quoted,
+    signatures_of,
 )
 from geutil.quantize import insertion
 from geutil.quantize.calibration.calibrating import set_ranges_of_weights
@@ -34,7 +35,7 @@ from geutil.quantize.planning.plan import (
 )
 from geutil.quantize.range_variables import RangeVariables, described
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
-from geutil.quantize.schemes import scheme_named
+from geutil.quantize.schemes import FOLD, scheme_named
 from geutil.quantize.spec import Override, QuantizeChoices
 from geutil.rewrite.applying import undone_on_error
 from geutil.select import conversions, names
@@ -250,9 +251,10 @@ def _of_scheme(name: str, choices: QuantizeChoices) -> QuantizeChoices:
     """Return choices with the bits of a scheme."""
     scheme = scheme_named(name)
     if scheme.is_float:
+        call = Words(f"geutil.quantize.to_tflite(model, scheme='{name}')", name)
         raise QuantizeError(
-            f"the scheme '{name}' quantizes nothing; convert the model as it is, with "
-            f"geutil.quantize.to_tflite(model, scheme='{name}')"
+            f"the scheme '{name}' quantizes nothing",
+            remedy=f"convert the model as it is, with {call}",
         )
     for argument, bits in (
         ("weight_bits", choices.weight_bits),
@@ -295,11 +297,11 @@ def _places(graph_or_model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
         meant = replicas.outputs_meant(graph_or_model)
         results = list(meant) or edits.results_of(graph_or_model)
         return [("", graph_or_model, results)]
-    refusal = (
-        "quantization is simulated in a tf.Graph or a geutil.model.Model, not in a"
-    )
-    models = conversions.signatures_of(graph_or_model, refusal)
-    return [(n, m.graph, list(m.outputs.values())) for n, m in models.items()]
+    verb = "quantization is simulated in a tf.Graph or a geutil.model.Model, not in"
+    return [
+        (name, model.graph, list(model.outputs.values()))
+        for name, model in signatures_of(graph_or_model, verb).items()
+    ]
 
 
 def _planned(
@@ -357,8 +359,7 @@ def _report(
     if norms:
         warnings.append(
             f"{len(norms)} batch norm(s) are still there, '{norms[0].name}' among "
-            "them, and cost time and accuracy; fold them before, with "
-            "geutil.batchnorm.fold_batch_norms"
+            f"them, and cost time and accuracy; fold them before, with {FOLD}"
         )
     for warning in warnings:
         _logger.warning("quantize: %s", warning)

@@ -9,14 +9,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import creation, functions, strategy_variables, types
+from geutil.errors import QuantizeError
+from geutil.graph import creation, functions, strategy_variables
 from geutil.graph.types import (
     Graph,
     IdentitySet,
     MutableIdentityMap,
     Operation,
     Tensor,
+    as_model,
     scope_dirname,
 )
 from geutil.quantize.calibration.calibrating import Sample, batches
@@ -340,12 +341,8 @@ def reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport:
         >>> layer.moving_mean.numpy(), layer.moving_variance.numpy()
         (array([2., 5.], dtype=float32), array([1., 0.], dtype=float32))
     """
-    graph = getattr(model, "graph", None)
-    if not hasattr(model, "inputs") or graph is None or not types.is_func_graph(graph):
-        raise ArgumentTypeError(
-            "batch norms are re-estimated in a geutil.model.Model, not in a "
-            f"{types.type_name(model)}; open it with geutil.model.open"
-        )
+    verb = "batch norms are re-estimated in a geutil.model.Model, not in"
+    graph = as_model(model, verb).graph
     network = Network(graph, model.outputs.values())
     handles = MutableIdentityMap(
         (inside, outside) for outside, inside in functions.bindings(graph)

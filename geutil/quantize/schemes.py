@@ -27,7 +27,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from geutil.errors import QuantizeError
+from geutil.errors import QuantizeError, Words
+
+FOLD = Words("geutil.batchnorm.fold_batch_norms")
+QUANTIZE = Words("geutil.quantize.quantize(model, is_training=False)")
 
 
 @dataclass(frozen=True)

@@ -18,13 +18,13 @@ from geutil.select.subgraph import SubGraphView
 
 @dataclass(frozen=True)
 class Subject:
-    """A graph to draw, with what is known of its ends.
+    """A graph to draw, with its ends as far as they are known.
 
     Attributes:
-        label: what to call it.
+        label: its name on the page.
         graph: the graph.
         ops: the ops of it to draw; None for all: those that a model runs.
-        ends: what to call ops that are ends of the model, by their names.
+        ends: labels of ops that are ends of the model, by their names.
         bodies: the functions that its ops call.
         left_out: how many ops of a model are not drawn, since it does not run them.
     """
@@ -56,7 +56,7 @@ class Subject:
 def sides_of(
     before: object, after: object, labels: Sequence[str] = ("", "")
 ) -> tuple[Subject | FileSubject, Subject | FileSubject]:
-    """Return what to draw of two values; see `subjects_of`."""
+    """Return the subjects of two values; see `subjects_of`."""
     first, second = subjects_of((before, after), labels)
     return first, second
 
@@ -64,12 +64,7 @@ def sides_of(
 def subjects_of(
     values: Sequence[object], labels: Sequence[str]
 ) -> list[Subject | FileSubject]:
-    """Return what to draw of some values; of a file what a model's signature names.
-
-    Raises:
-        ArgumentTypeError: one is nothing that has a graph.
-        ModelError: one is a TFLite file that cannot be read.
-    """
+    """Return the subjects of values; of files the subgraph of a model's signature."""
     models = [value for value in values if isinstance(value, Model)]
     signature = models[0].signature if models else None
     return [
@@ -81,12 +76,7 @@ def subjects_of(
 
 
 def subject_of(value: object, label: str = "") -> Subject | FileSubject:
-    """Return what to draw of a value.
-
-    Raises:
-        ArgumentTypeError: it is nothing that has a graph.
-        ModelError: it is a TFLite file that cannot be read.
-    """
+    """Return the subject of a value."""
     if is_file(value):
         return file_subject(value, label)
     if isinstance(value, Model):
@@ -121,7 +111,7 @@ def _shown(value: object) -> str:
 
 
 def _ends(model: Model) -> dict[str, str]:
-    """Return what the placeholders and sinks of a model stand for, by their ops."""
+    """Return labels of the placeholders and sinks of a model, by their ops."""
     ends = {t.op.name: f"input {name}" for name, t in model.inputs.items()}
     for name, sink in model.outputs.sinks.items():
         ends[sink.name] = f"output {name}"

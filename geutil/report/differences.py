@@ -18,6 +18,7 @@ from geutil.report.tflite_nodes import (
     altered_options,
     file_subject,
     is_file,
+    listed_lines,
 )
 
 if TYPE_CHECKING:
@@ -29,17 +30,15 @@ if TYPE_CHECKING:
     Drawn = Subject | FileSubject
 
 _NUMBERS = re.compile(r"(_\d+)+$")
-"""What TensorFlow puts behind the name of a function each time it is made."""
+"""Numbers that TensorFlow appends to the name of a function each time it is made."""
 
 
 def pairs_of(before: Drawn, after: Drawn) -> list[tuple[Drawn, Drawn]]:
     """Return two subjects, and the pairs of functions that they call.
 
     Functions belong together that have one name; failing that, one name but for the
-    numbers at its end, in their order. What has no counterpart stands beside an empty
+    numbers at its end, in their order. One without a counterpart is beside an empty
     graph.
-
-    Cost: linear in the functions.
     """
     ours: dict[str, Drawn] = {body.label: body for body in before.bodies}
     theirs: dict[str, Drawn] = {body.label: body for body in after.bodies}
@@ -76,10 +75,8 @@ def graph_and_file(
     return next(iter(graphs), None), next(iter(files), None)
 
 
-_SHOWN = 20
-
 SAME, ADDED, REMOVED, REWIRED, ALTERED = range(5)
-"""What became of an op, as the viewer numbers it."""
+"""The fate of an op, as the viewer numbers it."""
 
 
 @dataclass(frozen=True)
@@ -170,10 +167,7 @@ class GraphDifference:
             f"! {entry.op} ({entry.op_type}): {', '.join(entry.attributes)}"
             for entry in self.altered
         ]
-        for lines in (added, removed, rewired, others):
-            yield from lines[:_SHOWN]
-            if len(lines) > _SHOWN:
-                yield f"  and {len(lines) - _SHOWN} more (all of them with --json)"
+        yield from listed_lines(added, removed, rewired, others)
 
 
 def _besides(ends: int) -> str:
@@ -232,10 +226,7 @@ def difference(before: Any, after: Any) -> GraphDifference | FileDifference:
 
 
 def difference_by_names(before: Drawn, after: Drawn) -> GraphDifference:
-    """Return what two graphs differ in, or two files, ops told by their names.
-
-    Cost: linear in ops and edges.
-    """
+    """Return the difference of two graphs, or of two files, by names of ops."""
     (main, *functions) = pairs_of(before, after)
     parts = [_difference(*main, "")]
     parts += [_difference(a, b, f"{b.label}/") for a, b in functions]
@@ -276,14 +267,7 @@ def _difference(before: Drawn, after: Drawn, scope: str) -> GraphDifference:
 
 
 def statuses(ops: Sequence[Op], others: Sequence[Op]) -> tuple[list[int], list[int]]:
-    """Return for each op of either side what became of it.
-
-    Returns:
-        For each op of the first, and for each of the second: `SAME`, `ADDED`,
-        `REMOVED`, `REWIRED` or `ALTERED`.
-
-    Cost: linear in ops and edges.
-    """
+    """Return the fate of each op of either side."""
     ours = {op.name: op for op in ops}
     theirs = {op.name: op for op in others}
 
@@ -302,10 +286,7 @@ def statuses(ops: Sequence[Op], others: Sequence[Op]) -> tuple[list[int], list[i
 
 
 def compared(before: Drawn, after: Drawn) -> list[dict[str, Any]]:
-    """Return graphs in pairs as the viewer takes them, with what became of each op.
-
-    Cost: linear in ops and edges.
-    """
+    """Return graphs in pairs as the viewer takes them, with the fate of each op."""
     graphs = []
     for pair in pairs_of(before, after):
         both = statuses(pair[0].drawn_ops(), pair[1].drawn_ops())
@@ -327,6 +308,6 @@ def _is_rewired(op: Op, other: Op) -> bool:
 
 
 def _reads(op: Op) -> tuple[str, ...]:
-    """Return the names of what an op reads and waits for."""
+    """Return the names of the inputs and control inputs of an op."""
     waits = sorted(f"^{c.name}" for c in op.control_inputs)
     return (*(t.name for t in op.inputs), *waits)

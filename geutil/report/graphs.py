@@ -5,7 +5,7 @@ Columns, one entry an op, attributes as words.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,14 +14,14 @@ import tensorflow as tf
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.quantize import Int8Comparison
 from geutil.report.rows import NOISE_BANDS, noise_band
+from geutil.report.tflite_nodes import numbered, shortened
 
 _ELEMENTS = 16
 """Constants with more elements are described by dtype and shape alone."""
-_LETTERS = 200
 _ITEMS = 12
 _GIVEN_ANEW = {"container", "debug_name", "shared_name"}
 _HIDDEN = {"_class", "_output_shapes", "_gradient_op_type"}
-"""What says nothing to a reader that is not shown elsewhere."""
+"""Attributes that say nothing to a reader that is not shown elsewhere."""
 
 
 def attributes_of(op: Operation) -> dict[str, str]:
@@ -43,9 +43,7 @@ def altered_attributes(op: Operation, other: Operation) -> tuple[str, ...]:
     """Return the names of the attributes in which two ops of one type differ.
 
     Names that TensorFlow gives anew each time (of variables, of functions) are no
-    difference, nor is what begins with an underscore.
-
-    Cost: linear in the bytes of the attributes, constants among them.
+    difference, nor is a name that begins with an underscore.
     """
     ours, theirs = op.node_def.attr, other.node_def.attr
     return tuple(
@@ -74,16 +72,6 @@ def called_functions(op: Operation) -> list[str]:
         elif attribute.type == "list(func)":
             names += [function.name for function in value.list.func]
     return names
-
-
-def shortened(text: str) -> str:
-    """Return a text, or its beginning if it is long.
-
-    Example:
-        >>> shortened("abc")
-        'abc'
-    """
-    return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
 
 
 def _text(value: Any) -> str:
@@ -119,7 +107,7 @@ def _single(kind: str, value: Any) -> str:
 
 _HOLDERS = {"VarHandleOp", "VariableV2", "ReadVariableOp"}
 _HANDERS = {"Identity", "Cast"}
-"""What these read of parameters is drawn with the parameters."""
+"""Ops that are drawn with the parameters that they read."""
 
 
 def graph_data(
@@ -130,38 +118,25 @@ def graph_data(
     ops: Iterable[Operation] | None = None,
     left_out: int = 0,
 ) -> dict[str, Any]:
-    """Return a graph, or some ops of it, as the viewer takes it.
-
-    Args:
-        label: what to call it.
-        graph: the graph.
-        ends: what to call an op that is an end of the model, by the op's name.
-        pages: for a function that can be shown, the label of its graph.
-        ops: the ops to show; None shows all.
-        left_out: how many ops are not shown because nothing runs them.
-
-    Returns:
-        The columns; see `GraphData` in web/src/payload.ts.
-
-    Cost: linear in ops and edges.
-    """
+    """Return a graph, or some ops of it, as the viewer takes it."""
     listed = graph.get_operations() if ops is None else list(ops)
     places = {op.name: place for place, op in enumerate(listed)}
-    types, devices = _Words(), _Words()
+    types = numbered(op.type for op in listed)
+    devices = numbered(op.device for op in listed)
     parameters = _parameters(listed)
     return {
         "label": label,
         "names": [op.name for op in listed],
-        "types": [types.place(op.type) for op in listed],
-        "typeNames": types.words,
+        "types": [types[op.type] for op in listed],
+        "typeNames": list(types),
         "inputs": [_inputs(op, places) for op in listed],
         "controls": [
             sorted(places[c.name] for c in op.control_inputs if c.name in places)
             for op in listed
         ],
         "outputs": [[_holds(t) for t in op.outputs] for op in listed],
-        "devices": [devices.place(op.device) for op in listed],
-        "deviceNames": devices.words,
+        "devices": [devices[op.device] for op in listed],
+        "deviceNames": list(devices),
         "attributes": [attributes_of(op) for op in listed],
         "parameters": [places[name] for name in parameters],
         "ends": {places[n]: text for n, text in ends.items() if n in places},
@@ -174,12 +149,6 @@ def add_noise(graph: dict[str, Any], comparison: Int8Comparison) -> None:
     """Add to a graph as the viewer takes it how much noise each op adds by itself.
 
     Ops of a TFLite file are told by the tensors that they make.
-
-    Args:
-        graph: the graph, which is changed.
-        comparison: a comparison that has layers.
-
-    Cost: linear in ops.
     """
     names = {name: place for place, name in enumerate(graph["names"])}
     if "precisions" in graph:
@@ -199,20 +168,6 @@ def add_noise(graph: dict[str, Any], comparison: Int8Comparison) -> None:
     graph |= {"noises": bands, "noiseNames": NOISE_BANDS}
 
 
-class _Words:
-    """Words, each kept once, and their places."""
-
-    def __init__(self) -> None:
-        self.words: list[str] = []
-        self._places: dict[str, int] = {}
-
-    def place(self, word: str) -> int:
-        place = self._places.setdefault(word, len(self.words))
-        if place == len(self.words):
-            self.words.append(word)
-        return place
-
-
 def _inputs(op: Operation, places: Mapping[str, int]) -> list[int]:
     """Return the op and the output of each input, one after the other."""
     flat: list[int] = []
@@ -224,7 +179,7 @@ def _inputs(op: Operation, places: Mapping[str, int]) -> list[int]:
 
 
 def _holds(tensor: Tensor) -> str:
-    """Return what a tensor holds, such as "float32 [?, 8]"."""
+    """Return dtype and shape of a tensor, such as "float32 [?, 8]"."""
     shape = tensor.shape
     if shape.rank is None:
         return f"{tensor.dtype.name} [...]"
@@ -258,9 +213,8 @@ def _is_parameter(op: Operation) -> bool:
 
 def _calls(ops: Sequence[Operation], pages: Mapping[str, str]) -> dict[int, list[str]]:
     calls = {}
-    called: Callable[[Operation], list[str]] = called_functions
     for place, op in enumerate(ops):
-        shown = [pages[name] for name in called(op) if name in pages]
+        shown = [pages[name] for name in called_functions(op) if name in pages]
         if shown:
             calls[place] = shown
     return calls

@@ -14,28 +14,58 @@ import os
 import sys
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from geutil.errors import ReportError
-from geutil.report.table import Rows
 from geutil.version import __version__
-from geutil.writing import written_atomically
+from geutil.writing import check_free, written_atomically
+
+
+@dataclass(frozen=True)
+class Row:
+    """The outcome of one candidate.
+
+    Attributes:
+        outcome: a word for it, such as "folded".
+        good: whether the request was carried out.
+        what: the candidate.
+        detail: its result, or why there is none.
+        names: the ops or scopes that it is about, those of the result first.
+    """
+
+    outcome: str
+    good: bool
+    what: str
+    detail: str = ""
+    names: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A report as a table.
+
+    Attributes:
+        title: its subject.
+        summary: lines that say how much was done.
+        rows: the candidates.
+    """
+
+    title: str
+    summary: tuple[str, ...]
+    rows: tuple[Row, ...]
+
+    def data(self) -> dict[str, Any]:
+        """Return it as JSON can hold it."""
+        return asdict(self)
 
 
 def payload_of(
     kind: str, title: str, graphs: list[dict[str, Any]], rows: Rows | None
 ) -> dict[str, Any]:
-    """Return what the viewer draws: `Payload` in web/src/payload.ts.
-
-    Args:
-        kind: what the page shows, such as "view".
-        title: its title.
-        graphs: graphs as the viewer takes them.
-        rows: the table beside them, if any.
-    """
+    """Return the data of a page: `Payload` in web/src/payload.ts."""
     tensorflow = sys.modules.get("tensorflow")
     traced = "" if tensorflow is None else f", TensorFlow {tensorflow.__version__}"
     return {
@@ -49,7 +79,7 @@ def payload_of(
 
 @dataclass(frozen=True)
 class Bundle:
-    """What `make web` builds from the sources in `web/`.
+    """The viewer that `make web` builds from the sources in `web/`.
 
     Attributes:
         script: the script, which draws a page's payload.
@@ -70,17 +100,13 @@ class Bundle:
 
     @property
     def key(self) -> str:
-        """What tells the viewer from those of other versions."""
+        """A key of the viewer that those of other versions do not have."""
         return hashlib.sha256(self.packed.encode()).hexdigest()[:16]
 
 
 @functools.cache
 def read_bundle() -> Bundle:
-    """Return the viewer.
-
-    Raises:
-        ReportError: it was not built, as in a clone.
-    """
+    """Return the viewer."""
     folder = files("geutil.report") / "static"
     try:
         script, style, loader, licences = (
@@ -230,8 +256,7 @@ class Page:
         Cost: linear in the size of the page, some 0.2 MB and 0.3 kB an op.
         """
         path = Path(path)
-        if path.exists() and not overwrite:
-            raise ReportError(f"'{path}' exists; pass overwrite=True to replace it")
+        check_free(path, overwrite, ReportError)
         text = self.html
         with written_atomically(path, overwrite=True) as new:
             new.write_text(text, encoding="utf-8")
@@ -282,7 +307,7 @@ def _viewer_is_missing() -> bool:
 
 
 def _running_cell() -> tuple[str, int] | None:
-    """Return what tells the cell that runs from others, and the number of the run."""
+    """Return a key of the cell that runs, and the number of the run."""
     module = sys.modules.get("IPython")
     shell: Any = module.get_ipython() if module else None
     if shell is None or not hasattr(shell, "get_parent"):

@@ -1,4 +1,4 @@
-"""The pages that people look at, and what a notebook shows of each object."""
+"""The pages that people look at, and the display of each object in a notebook."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from geutil.report.accepted_inputs import sides_of, subject_of
 from geutil.report.differences import compared, graph_and_file
 from geutil.report.file_page import page_of_file
 from geutil.report.graphs import add_noise
-from geutil.report.page import Page, payload_of
+from geutil.report.page import Page, Row, payload_of
 from geutil.report.rows import rows_of
 from geutil.report.stages import pipeline_data, stages_of
-from geutil.report.table import Row
 from geutil.report.tflite_differences import (
     difference_of_file,
     file_rows,

@@ -1,4 +1,4 @@
-"""Reports of clients as tables: a line for each candidate, with what it is about."""
+"""Reports of clients as tables: a line for each candidate, with its subject."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from geutil.quantize import (
     LayerNoise,
     QuantizeReport,
 )
-from geutil.report.table import Row, Rows
+from geutil.report.page import Row, Rows
 from geutil.rewrite import RewriteReport
 from geutil.select.names import with_layer
 from geutil.sizes import size_text
@@ -27,7 +27,7 @@ from geutil.sizes import size_text
 def rows_of(report: object) -> Rows:
     """Return a report as a table; of other things, the lines of their text."""
     first, *lines = str(report).splitlines() or [""]
-    entries = tuple(Row("", True, line.strip(), "", ()) for line in lines)
+    entries = tuple(Row("", True, line.strip()) for line in lines)
     return Rows(type(report).__name__, (first,), entries)
 
 
@@ -37,23 +37,18 @@ def _same_rows(report: Rows) -> Rows:
 
 
 def _shown(entry: Any, name: str = "") -> str:
-    """Return how an entry calls its op, or what is named."""
+    """Return the name of an entry's op, or a given name, with its Keras layer."""
     return with_layer(entry.keras_layer, name or entry.op)
 
 
 @rows_of.register
 def _fold_rows(report: FoldReport) -> Rows:
-    folded = [
-        Row(
-            "folded",
-            True,
-            _shown(entry, entry.norm),
-            f"into {entry.layer_type} {entry.layer}"
-            + (", which comes behind it" if entry.forward else ""),
-            (entry.into, entry.layer, entry.norm),
-        )
-        for entry in report.folded
-    ]
+    folded = []
+    for entry in report.folded:
+        into = f"into {entry.layer_type} {entry.layer}"
+        into += ", which comes behind it" if entry.forward else ""
+        names = entry.into, entry.layer, entry.norm
+        folded.append(Row("folded", True, _shown(entry, entry.norm), into, names))
     refused = [
         Row("refused", False, _shown(r, r.norm), f"{r.op} {r.reason}", (r.op, r.norm))
         for r in report.refused
@@ -100,17 +95,11 @@ def _rewrite_rows(report: RewriteReport) -> Rows:
 
 @rows_of.register
 def _gradient_rows(report: GradientReport) -> Rows:
-    kept_rows = [
-        Row(
-            "kept",
-            True,
-            _shown(k, k.name),
-            f"{k.op_type}, {k.bytes:,} bytes: {k.reason}",
-            (),
-        )
-        for k in report.kept
-    ]
-    recomputed_rows = [
+    rows = []
+    for k in report.kept:
+        detail = f"{k.op_type}, {k.bytes:,} bytes: {k.reason}"
+        rows.append(Row("kept", True, _shown(k, k.name), detail))
+    rows += [
         Row("recomputed", True, r.name, f"{r.op_type}, segment {r.segment}", (r.name,))
         for r in report.recomputed
     ]
@@ -120,12 +109,10 @@ def _gradient_rows(report: GradientReport) -> Rows:
         f"checkpoints: {report.mode}",
         f"peak as the plan estimates it: {peaks}",
         f"under any schedule: {report.worst_cases()}",
-        f"kept: {len(kept_rows)} tensors, {size_text(report.kept_bytes)}",
-        f"recomputed: {len(recomputed_rows)} ops in {report.segments} segments",
+        f"kept: {len(report.kept)} tensors, {size_text(report.kept_bytes)}",
+        f"recomputed: {len(report.recomputed)} ops in {report.segments} segments",
     )
-    return Rows(
-        "Checkpoints", (*summary, *report.warnings), (*kept_rows, *recomputed_rows)
-    )
+    return Rows("Checkpoints", (*summary, *report.warnings), tuple(rows))
 
 
 @rows_of.register
@@ -168,36 +155,21 @@ def noise_band(layer: LayerNoise) -> int:
 def _inspection_rows(info: Inspection) -> Rows:
     """Return rows of a file's signatures, then of the parts that it lists."""
     rows = [
-        Row(role, True, key, f"{tensor}, signature {name}", ())
+        Row(role, True, key, f"{tensor}, signature {name}")
         for name, signature in info.signatures.items()
         for role, tensors in (("in", signature.inputs), ("out", signature.outputs))
         for key, tensor in tensors.items()
     ]
-    parts: tuple[tuple[str, list[tuple[str, str]]], ...] = (
-        (
-            "function",
-            [
-                (f.name, f"{f.ops} ops, {f.inputs} -> {f.outputs}")
-                for f in info.functions
-            ],
-        ),
-        (
-            "variable",
-            [
-                (v.name, f"{v.tensor}{' (frozen)' if v.trainable is False else ''}")
-                for v in info.variables
-            ],
-        ),
-        ("layer", [(layer.name, layer.type) for layer in info.layers]),
-        ("op", [(name, str(count)) for name, count in info.ops.items()]),
-        (
-            "op in functions",
-            [(name, str(count)) for name, count in info.function_ops.items()],
-        ),
-        ("asset", [(name, "") for name in info.assets]),
-    )
-    for outcome, entries in parts:
-        rows += [Row(outcome, True, what, detail, ()) for what, detail in entries]
+    for f in info.functions:
+        detail = f"{f.ops} ops, {f.inputs} -> {f.outputs}"
+        rows.append(Row("function", True, f.name, detail))
+    for v in info.variables:
+        frozen = " (frozen)" if v.trainable is False else ""
+        rows.append(Row("variable", True, v.name, f"{v.tensor}{frozen}"))
+    rows += [Row("layer", True, layer.name, layer.type) for layer in info.layers]
+    for outcome, ops in (("op", info.ops), ("op in functions", info.function_ops)):
+        rows += [Row(outcome, True, name, str(count)) for name, count in ops.items()]
+    rows += [Row("asset", True, name) for name in info.assets]
     first, *others = str(info).splitlines()
     told = [line for line in others if line.startswith(("tags: ", "size: "))]
     return Rows("Files of a model", (first, *told), tuple(rows))
@@ -211,7 +183,6 @@ def _comparison_rows(report: Comparison) -> Rows:
             difference.equal,
             name,
             str(difference).removeprefix(f"{difference.output}: "),
-            (),
         )
         for name, difference in report.differences.items()
     )
@@ -220,39 +191,26 @@ def _comparison_rows(report: Comparison) -> Rows:
 
 
 def _step_rows(report: Int8Comparison) -> Rows:
-    named = [
-        pair
-        for output in report.outputs
-        for pair in (
-            (output.output, output),
-            *((f"{output.output}, {part.output}", part) for part in output.parts),
-        )
-    ]
-    outputs = [
-        Row(
-            f"{steps.most} step(s)",
-            steps.most <= 1,
-            name,
-            f"within 1 step: {steps.share(1):.4%}, same largest: {steps.agreeing} "
-            f"of {steps.clear} (step {steps.step:.4g})",
-            (),
-        )
-        for name, steps in named
-    ]
-    return Rows("Steps", _head(report), (*outputs, *_float_rows(report)))
+    rows = []
+    for output in report.outputs:
+        for steps in (output, *output.parts):
+            part = "" if steps is output else f", {steps.output}"
+            detail = (
+                f"within 1 step: {steps.share(1):.4%}, same largest: {steps.agreeing} "
+                f"of {steps.clear} (step {steps.step:.4g})"
+            )
+            told = f"{steps.most} step(s)", steps.most <= 1
+            rows.append(Row(*told, f"{output.output}{part}", detail))
+    return Rows("Steps", _head(report), (*rows, *_float_rows(report)))
 
 
 def _float_rows(report: Int8Comparison) -> list[Row]:
-    return [
-        Row(
-            "float",
-            op not in report.missed,
-            op,
-            "though it is quantized in the model" if op in report.missed else "",
-            (op.partition(" ")[2].strip("'"),),
-        )
-        for op in report.float_ops
-    ]
+    rows = []
+    for op in report.float_ops:
+        noted = "though it is quantized in the model" if op in report.missed else ""
+        name = op.partition(" ")[2].strip("'")
+        rows.append(Row("float", not noted, op, noted, (name,)))
+    return rows
 
 
 @rows_of.register
@@ -261,49 +219,35 @@ def _noise_rows(report: Int8Comparison) -> Rows:
         return _step_rows(report)
     # The noisiest come first, as they are what a reader looks for.
     ordered = sorted(report.layers, key=lambda layer: layer.worst.own)
-    rows = tuple(
-        Row(
-            NOISE_BANDS[noise_band(layer)],
-            noise_band(layer) >= _GOOD,
-            _shown(layer),
-            f"{layer.op_type}: {layer}",
-            (layer.op, layer.tensor.rpartition(":")[0]),
-        )
-        for layer in ordered
-    )
-    told = [line for line in str(report).splitlines() if "layer(s)" in line]
-    outputs = [
-        f"{output.output}: {output.most} step(s) apart at most"
-        for output in report.outputs
+    rows = []
+    for layer in ordered:
+        band, names = noise_band(layer), (layer.op, layer.tensor.rpartition(":")[0])
+        told = NOISE_BANDS[band], band >= _GOOD
+        rows.append(Row(*told, _shown(layer), f"{layer.op_type}: {layer}", names))
+    summary = [*_head(report)]
+    summary += [f"{o.output}: {o.most} step(s) apart at most" for o in report.outputs]
+    summary += [
+        line.partition(", marked")[0]
+        for line in str(report).splitlines()
+        if "layer(s)" in line
     ]
-    summary = (
-        *_head(report),
-        *outputs,
-        *(line.partition(", marked")[0] for line in told),
-    )
-    return Rows("Noise of layers", summary, (*rows, *_float_rows(report)))
+    return Rows("Noise of layers", tuple(summary), (*rows, *_float_rows(report)))
 
 
 @rows_of.register
 def _bit_rows(plan: BitPlan) -> Rows:
     left = [Row("float", False, op, reason, (op,)) for op, reason in plan.left]
-    chosen = [
-        Row(
-            f"{layer.bits} bits",
-            True,
-            ", ".join(layer.ops),
-            f"{layer.op_type}: {layer.size:,} bytes",
-            layer.ops,
-        )
-        for layer in plan.layers
-    ]
+    chosen = []
+    for layer in plan.layers:
+        detail, ops = f"{layer.op_type}: {layer.size:,} bytes", layer.ops
+        chosen.append(Row(f"{layer.bits} bits", True, ", ".join(ops), detail, ops))
     summary = str(plan).splitlines()[:3]
     return Rows("Bits", tuple(map(str.strip, summary)), (*left, *chosen))
 
 
 @rows_of.register
 def _batch_rows(report: BatchReport) -> Rows:
-    rows = [Row(e.action, e.is_done, e.name, str(e), ()) for e in report.entries]
+    rows = [Row(e.action, e.is_done, e.name, str(e)) for e in report.entries]
     # What is not done comes first, as it is what a reader looks for.
     summary = (*_head(report), *report.notes)
     return Rows("Models", summary, tuple(sorted(rows, key=lambda row: row.good)))

@@ -53,9 +53,9 @@ class DrawnStage:
     """A graph or file of a pipeline.
 
     Attributes:
-        label: what to call it.
-        subject: what to draw; the ops of a file are named after those of a graph.
-        sizes: bytes by what takes them: "constants" and "variables", or "file".
+        label: its name on the page.
+        subject: its graphs; the ops of a file are named after those of a graph.
+        sizes: bytes of "constants" and "variables", or of the "file".
     """
 
     label: str
@@ -70,7 +70,7 @@ class DrawnStage:
         return any(op.type in FAKE_QUANT for op in self.subject.drawn_ops())
 
     def data(self) -> dict[str, Any]:
-        """Return what the viewer tells of it besides its graph."""
+        """Return the data of it that the viewer shows besides its graph."""
         return {
             "label": self.label,
             "ops": _op_count(self.subject),
@@ -81,10 +81,7 @@ class DrawnStage:
 
 
 def simulates_quantization(value: object) -> bool:
-    """Tell whether a value is a model with FakeQuant ops.
-
-    Cost: linear in the ops.
-    """
+    """Tell whether a value is a model with FakeQuant ops."""
     return isinstance(value, Model) and any(
         op.type in FAKE_QUANT for op in value.reached_ops()
     )
@@ -97,18 +94,7 @@ def _op_count(subject: Drawn) -> int:
 
 
 def stages_of(stages: object) -> list[DrawnStage]:
-    """Return the stages of a pipeline.
-
-    Args:
-        stages: what `view` takes by name: a mapping, or pairs.
-
-    Raises:
-        ArgumentTypeError: `stages` is neither, or a stage has no graph.
-        ReportError: there are fewer than two, or two of one name.
-        ModelError: a TFLite file cannot be read.
-
-    Cost: linear in ops and edges.
-    """
+    """Return the stages of a pipeline."""
     pairs = _pairs(stages)
     labels = [label for label, _ in pairs]
     repeated = sorted({label for label in labels if labels.count(label) > 1})
@@ -183,20 +169,7 @@ def _sizes(value: Any, subject: Drawn) -> dict[str, int]:
 def pipeline_data(
     stages: Sequence[DrawnStage], noise: Int8Comparison | None
 ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return the graphs of a pipeline as the viewer takes them, each once.
-
-    Args:
-        stages: the stages.
-        noise: the noise of the layers of the last quantized graph and file, if known.
-
-    Returns:
-        The graphs, and `PipelineData` of web/src/payload.ts, which refers to them.
-
-    Raises:
-        ReportError: no stage has the layers that the noise is of.
-
-    Cost: linear in ops and edges, times the number of stages.
-    """
+    """Return the graphs of a pipeline as the viewer takes them, each once."""
     graphs = _Graphs()
     columns = [stage.subject.data() for stage in stages]
     if noise is not None:
@@ -237,7 +210,7 @@ class _Graphs:
 
 
 def _sheets(before: Drawn, after: Drawn) -> list[dict[str, Any]]:
-    """Return what became of each op of two stages, and of the functions they call."""
+    """Return the fate of each op of two stages, and of the functions they call."""
     graph, file = graph_and_file(before, after)
     if graph is None or file is None:
         return [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,17 +10,16 @@ from geutil.graph.op_types import PLACEHOLDERS, VALUE_BLIND
 from geutil.graph.types import Operation
 from geutil.report.accepted_inputs import Subject
 from geutil.report.graphs import called_functions
-from geutil.report.table import Row, Rows
-from geutil.report.tflite_nodes import FileSubject
+from geutil.report.page import Row, Rows
+from geutil.report.tflite_nodes import FileSubject, listed_lines, precision_lines
 from geutil.tflite.kernels import is_step
 from geutil.tflite.matches import Ends, Matching, match
 from geutil.tflite.names import UniqueNames, file_names
-from geutil.tflite.precision import by_count, computes_in_float, is_quantized
+from geutil.tflite.precision import computes_in_float, is_quantized
 
 SAME, ADDED, REMOVED, FUSED = 0, 1, 2, 5
-"""What became of an op, as the viewer numbers it."""
+"""The fate of an op, as the viewer numbers it."""
 _CONVERSIONS = frozenset(("CAST", "DEQUANTIZE", "QUANTIZE"))
-_SHOWN = 20
 
 
 @dataclass(frozen=True)
@@ -101,10 +99,9 @@ class FileDifference:
     def _lines(self) -> Iterator[str]:
         """Yield the lines of the text; of each kind of op only the first few."""
         yield self.summary
-        counts = by_count(Counter(op.precision for op in self.ops))
-        yield "; ".join(f"{n} op(s) in {precision}" for precision, n in counts.items())
+        yield "; ".join(precision_lines(op.precision for op in self.ops))
         floats = self.in_float if self.is_mixed else ()
-        kinds = (
+        yield from listed_lines(
             [f"- {name} ({kind})" for name, kind in self.missing],
             [f"+ {op.op} ({op.op_type}, {op.precision})" for op in self.added],
             [f"! {op.op} ({op.op_type}) computes in {op.precision}" for op in floats],
@@ -114,10 +111,6 @@ class FileDifference:
                 if not op.is_added
             ],
         )
-        for lines in kinds:
-            yield from lines[:_SHOWN]
-            if len(lines) > _SHOWN:
-                yield f"  and {len(lines) - _SHOWN} more (all of them with --json)"
 
     @property
     def summary(self) -> str:
@@ -236,7 +229,7 @@ def _is_data(op: Operation) -> bool:
 
 
 def difference_of_file(graph: Subject, file: FileSubject) -> FileDifference:
-    """Return what a file has and lacks of the graph that it was converted from."""
+    """Return the difference of a file and the graph that it was converted from."""
     ops: list[FileOpMatch] = []
     missing: list[tuple[str, str]] = []
     common = 0
@@ -307,7 +300,7 @@ def node_names(pair: FilePair) -> list[str]:
 
 
 def named_after(graph: Subject | None, file: FileSubject) -> FileSubject:
-    """Return a file whose nodes have the names of what they compute of a graph."""
+    """Return a file whose nodes have the names of the ops that they compute."""
     if graph is None:
         return file
     names = {id(p.subject): node_names(p) for p in pairs_of_file(graph, file)}
@@ -365,7 +358,7 @@ def page_data(graph: Subject, file: FileSubject) -> list[dict[str, Any]]:
 
 
 def _statuses(pair: FilePair) -> tuple[list[int], list[int]]:
-    """Return what became of each op of the graph, and of each node of the file."""
+    """Return the fate of each op of the graph, and of each node of the file."""
     drawn, nodes = pair.graph.drawn_ops(), pair.subject.nodes
     lost = set(_lost(pair))
     of_nodes = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from geutil import tflite
 from geutil.errors import ModelError
 from geutil.formats import TFLITE_SUFFIX
 from geutil.model.files.inspection import read_tflite
-from geutil.report.table import Row, Rows
+from geutil.report.page import Row, Rows
 from geutil.tflite import LiteFile, LiteGraph, LiteOp, LiteSignature, LiteTensor
 from geutil.tflite.names import UniqueNames, op_names, sources_of
 from geutil.tflite.precision import (
@@ -26,7 +26,7 @@ from geutil.tflite.precision import (
 _INPUT, _CONSTANT, _VARIABLE = "INPUT", "CONST", "VARIABLE"
 NO_OPS = (_INPUT, _CONSTANT, _VARIABLE)
 """Types of nodes that are drawn though they are no ops of the file."""
-_LETTERS = 200
+_LETTERS, _LINES = 200, 20
 
 
 @dataclass(frozen=True)
@@ -112,7 +112,7 @@ def is_file(value: object) -> bool:
 def file_subject(
     value: Any, label: str = "", signature: str | None = None
 ) -> FileSubject:
-    """Return what to draw of a TFLite file."""
+    """Return the subject of a TFLite file."""
     content, name = _content(value)
     signatures = {one.graph: one for one in reversed(content.signatures.values())}
     labels = {g: g.name or f"subgraph {i}" for i, g in enumerate(content.graphs)}
@@ -198,14 +198,20 @@ def _op_node(
     for option, value in sorted(op.options.items()):
         listed = value if isinstance(value, list) else [value]
         if not any(isinstance(one, LiteGraph) for one in listed):
-            attributes[option] = _words(value)
+            attributes[option] = shortened(value)
     if op.outputs:
-        attributes["tensor"] = _words(op.result)
+        attributes["tensor"] = shortened(op.result)
     inputs = tuple(Read(place, i, f"{source}:{i}") for place, i, source in reads)
     return FileNode(name, op.kind, inputs, op.outputs, attributes, op)
 
 
-def _words(value: object) -> str:
+def shortened(value: object) -> str:
+    """Return a value as text, or its beginning if it is long.
+
+    Example:
+        >>> shortened("abc")
+        'abc'
+    """
     text = str(value)
     return text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
 
@@ -224,9 +230,8 @@ def altered_options(op: Any, other: Any) -> tuple[str, ...]:
 def _columns(subject: FileSubject, labels: Mapping[LiteGraph, str]) -> dict[str, Any]:
     """Return a subgraph as the viewer takes it: `GraphData` in web/src/payload.ts."""
     nodes = subject.nodes
-    kinds = {kind: i for i, kind in enumerate(dict.fromkeys(n.type for n in nodes))}
-    every = dict.fromkeys(n.precision for n in nodes if n.precision)
-    precisions = {word: i for i, word in enumerate(every)}
+    kinds = numbered(n.type for n in nodes)
+    precisions = numbered(n.precision for n in nodes if n.precision)
     called = {
         at: [labels[graph] for graph in node.op.subgraphs]
         for at, node in enumerate(nodes)
@@ -258,8 +263,13 @@ def _columns(subject: FileSubject, labels: Mapping[LiteGraph, str]) -> dict[str,
     }
 
 
+def numbered(words: Iterable[str]) -> dict[str, int]:
+    """Return each word once, with its number."""
+    return {word: i for i, word in enumerate(dict.fromkeys(words))}
+
+
 def precision_rows(subject: FileSubject) -> Rows:
-    """Return the ops of a file as a table, with what each computes in."""
+    """Return the ops of a file as a table, floats first, with the precision of each."""
     every = (subject, *subject.bodies)
     listed = [
         (one, node, "" if one is subject else f"{one.label}/")
@@ -279,11 +289,19 @@ def precision_rows(subject: FileSubject) -> Rows:
         )
         for _, node, scope in listed
     )
-    return Rows("Types that ops compute in", tuple(precision_lines(subject)), rows)
+    told = precision_lines(node.precision for _, node, _ in listed)
+    return Rows("Types that ops compute in", tuple(told), rows)
 
 
-def precision_lines(subject: FileSubject) -> list[str]:
-    """Return a line for each type that ops of a file compute in, by their number."""
-    nodes = (node for one in (subject, *subject.bodies) for node in one.nodes)
-    counts = by_count(Counter(node.precision for node in nodes if node.precision))
+def precision_lines(precisions: Iterable[str]) -> list[str]:
+    """Return a line for each type that ops compute in, by their number."""
+    counts = by_count(Counter(precisions))
     return [f"{n} op(s) in {precision}" for precision, n in counts.items()]
+
+
+def listed_lines(*groups: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of each kind of change; of many only the first few."""
+    for lines in groups:
+        yield from lines[:_LINES]
+        if len(lines) > _LINES:
+            yield f"  and {len(lines) - _LINES} more (all of them with --json)"

@@ -17,10 +17,7 @@ PHASES = (*program.PHASES, "other")
 
 
 def timeline_data(label: str, timeline: Timeline) -> dict[str, Any]:
-    """Return a timeline as the viewer takes it.
-
-    Cost: linear in the ops.
-    """
+    """Return a timeline as the viewer takes it."""
     return {
         "label": label,
         "source": timeline.source,
@@ -40,18 +37,7 @@ def timeline_data(label: str, timeline: Timeline) -> dict[str, Any]:
 
 
 def lifetimes_data(graph: Mapping[str, Any], timeline: Timeline) -> dict[str, Any]:
-    """Return when which op's results are held, as the viewer takes it.
-
-    Args:
-        graph: the graph that is drawn, as the viewer takes it.
-        timeline: that of a step of the graph.
-
-    Raises:
-        ReportError: the timeline does not know when buffers are held, or is of
-            another graph.
-
-    Cost: linear in the ops.
-    """
+    """Return when which op's results are held, as the viewer takes it."""
     if not timeline.lifetimes:
         raise ReportError(
             "the timeline does not know when each tensor is held; "
@@ -77,19 +63,11 @@ def lifetimes_data(graph: Mapping[str, Any], timeline: Timeline) -> dict[str, An
 
 
 _TYPES = 4
-"""Of what a plan runs again, the most frequent types are named."""
+"""How many types of recomputed ops are named, the most frequent ones."""
 
 
 def curve_data(curve: object, report: object) -> dict[str, Any]:
-    """Return a curve of plans as the viewer takes it.
-
-    Args:
-        curve: the curve.
-        report: that on the gradients of the step on the page, if any.
-
-    Raises:
-        ArgumentTypeError: it is no curve.
-    """
+    """Return a curve of plans as the viewer takes it."""
     if not isinstance(curve, PlanCurve):
         raise ArgumentTypeError(
             f"expected a PlanCurve, got {type_name(curve)}; "
@@ -144,19 +122,7 @@ _GRADIENT = re.compile(r"^.*(?:^|/)(?:recomputed|gradients|gradient_tape)(?:_\d+
 
 
 def answers_of(timelines: Labelled, report: object, curve: object) -> dict[str, Any]:
-    """Return the answers that a memory page gives at first sight, as lines of text.
-
-    Args:
-        timelines: one or two, with their labels.
-        report: that on the gradients of the second step, if any.
-        curve: what less memory costs in time, if that is known.
-
-    Returns:
-        Lines by heading: the peak, its moment, the layers that hold most then, and
-        advice that follows from these figures.
-
-    Cost: linear in the ops.
-    """
+    """Return the answers that a memory page gives at first sight, as lines of text."""
     return {
         "Peak": _peak_lines(timelines),
         "Moment": [_moment_line(label, line) for label, line in timelines],
@@ -225,7 +191,7 @@ def _layers_line(label: str, timeline: Timeline) -> str:
 
 
 def _below_root(held: Counter[str]) -> Counter[str]:
-    """Return what layers hold, by the scopes below the one that holds most of it."""
+    """Return the bytes of layers, by the scopes below the one that holds most."""
     root = ""
     while True:
         inner: Counter[str] = Counter()
@@ -250,7 +216,7 @@ def _maker(tensor: LiveTensor) -> str:
 
 
 def _advice(timelines: Labelled, report: object, curve: object) -> list[str]:
-    """Return what follows from the figures, the largest saving first."""
+    """Return advice that follows from the figures, the largest saving first."""
     lines = _saving_lines(timelines, report)
     if isinstance(curve, PlanCurve) and curve.plans:
         least = min(curve.plans, key=lambda plan: plan.peak)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,24 +13,6 @@ from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.graph import adjacency, replicas, types
 from geutil.graph.types import Element, Graph, Operation, Tensor, type_name
 from geutil.select import names
-
-
-def signatures_of(model: Any, refusal: str) -> dict[str, Any]:
-    """Return the signatures of a model by name, its own first.
-
-    Raises:
-        ArgumentTypeError: it is no `geutil.model.Model`: `refusal`, its type, a remedy.
-    """
-    others, own = getattr(model, "signatures", None), getattr(model, "signature", None)
-    if (
-        not isinstance(others, Mapping)
-        or not isinstance(own, str)
-        or not types.is_graph(getattr(model, "graph", None))
-    ):
-        raise ArgumentTypeError(
-            f"{refusal} {type_name(model)}; open it with geutil.model.open"
-        )
-    return {own: model, **{name: others[name] for name in others if name != own}}
 
 
 class ListView(Sequence[Any]):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from geutil.errors import TFLiteError
+from geutil.errors import TFLiteError, Words
 from geutil.tflite import looking, state
 from geutil.tflite.arguments import checked
 from geutil.tflite.looking import GraphLike, OpsLike, TensorLike, TensorsLike
@@ -184,7 +184,8 @@ def _signature(
                 if not name or named.setdefault(name, t) is not t:
                     raise TFLiteError(
                         f"{named.get(name, t)!r} and {t!r} would both be called "
-                        f"'{name}'; pass a mapping from names to tensors"
+                        f"'{name}'",
+                        remedy=Words("pass a mapping from names to tensors"),
                     )
         both.append(named)
     return LiteSignature(key, part.graph, *both)
@@ -258,7 +259,10 @@ def _part(
             results = looking.boundary_of(chosen, graph)[1]
     results = [*graph.outputs] if results is None else results
     if not results:
-        raise TFLiteError("a file needs at least one output; name one in outputs=")
+        raise TFLiteError(
+            "a file needs at least one output",
+            remedy=f"name one {Words('in outputs=')}",
+        )
     stops = [] if given is None else given
     needed = _with_state(looking.behind(results, stops), graph, stops)
     kept = [op for op in graph.ops if op in needed]
@@ -298,7 +302,8 @@ def _check_inside(
         if op not in free:
             raise TFLiteError(
                 f"the selected ops read a variable or table that needs {op!r}, which "
-                "is not among them; add it to ops="
+                "is not among them",
+                remedy=f"add it to {Words('ops=')}",
             )
 
 
@@ -339,14 +344,15 @@ def _check_ends(
     if missing:
         raise TFLiteError(
             "the outputs, or variables that they read, still need "
-            f"{', '.join(map(repr, missing))}; name {_them(missing)} in inputs=, too, "
-            "or cut further behind"
+            f"{', '.join(map(repr, missing))}",
+            remedy=f"name {_them(missing)} {Words('in inputs=')}, too, or cut further "
+            "behind",
         )
     idle = [t for t in given if t not in read]
     if idle:
         raise TFLiteError(
-            f"the outputs do not need {', '.join(map(repr, idle))}; leave "
-            f"{_them(idle)} out of inputs="
+            f"the outputs do not need {', '.join(map(repr, idle))}",
+            remedy=f"leave {_them(idle)} out",
         )
     for t in given:
         if t.dtype in ("resource", "variant"):

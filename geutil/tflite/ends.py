@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from geutil.errors import TFLiteError
+from geutil.errors import TFLiteError, Words
 from geutil.tflite import looking, state
 from geutil.tflite.arguments import checked
 from geutil.tflite.looking import GraphLike
@@ -93,13 +93,14 @@ def _changes(end: End, inner: LiteTensor, choices: Choices) -> bool:
         remedy = "pass one of these, or quantize by another scheme"
     elif known:
         reason = "is left in float"
-        remedy = "leave it out, by a mapping from the names of others to types"
+        others = Words("by a mapping from the names of others to types")
+        remedy = f"leave it out, {others}"
     else:
         reason = f"holds {kind}, which stand for themselves"
         remedy = "leave it out"
     raise TFLiteError(
-        f"{end.what} '{end.name}' of the file cannot be {end.wanted}: it {reason}; "
-        f"{remedy}"
+        f"{end.what} '{end.name}' of the file cannot be {end.wanted}: it {reason}",
+        remedy=remedy,
     )
 
 
@@ -295,8 +296,9 @@ def give_ends(
                     f"has an {field[:-1]} '{name}' already" if name else "names ends"
                 )
                 raise TFLiteError(
-                    f"signature '{signature.key}' {because}; pass a mapping from names "
-                    f"to tensors, or give {t!r} another name"
+                    f"signature '{signature.key}' {because}",
+                    remedy=f"{Words('pass a mapping from names to tensors')}, or give "
+                    f"{t!r} another name",
                 )
         named.append((signature, ends))
     if graph is file.graphs[0] and (*tensors,) != getattr(graph, field):

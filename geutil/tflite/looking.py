@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from geutil.errors import TFLiteError
+from geutil.errors import TFLiteError, Words
 from geutil.tflite.arguments import checked
 from geutil.tflite.parts import Contents, LiteGraph, LiteOp, LiteSignature, LiteTensor
 from geutil.tflite.state import keeps_order
@@ -65,8 +65,10 @@ def tensor_of(file: Contents, item: TensorLike, graph: LiteGraph) -> LiteTensor:
         found = [*dict.fromkeys(t for name, t in ends(file, graph) if name == item)]
     if len(found) > 1:
         raise TFLiteError(
-            f"'{item}' is the name of {len(found)} tensors of {graph!r}; pass one of "
-            "them as an object: it is in m.find_tensors(name=...)"
+            f"'{item}' is the name of {len(found)} tensors of {graph!r}",
+            remedy=Words(
+                "pass one of them as an object: it is in m.find_tensors(name=...)"
+            ),
         )
     if not found:
         names = [t.name for t in tensors] + [name for name, _ in ends(file, graph)]
@@ -315,7 +317,7 @@ def _near(name: str, names: Iterable[str]) -> str:
     inside = [n for n in listed if name.lower() in n.lower()] if name else []
     alike = inside[:5] or difflib.get_close_matches(name, listed, 5, 0.5)
     if not alike:
-        return "m.find_tensors(regex=...) looks for names"
+        return f"{Words('m.find_tensors(regex=...)')} looks for names"
     return f"near it are {', '.join(map(repr, alike))}"
 
 

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TypeVar
 
-from geutil.errors import TFLiteError
+from geutil.errors import TFLiteError, Words
 from geutil.graph.op_types import CALLS, FAKE_QUANT
 from geutil.tflite import looking
 from geutil.tflite.arguments import checked
@@ -219,9 +219,10 @@ def _check_names(new: Mapping[LiteTensor, str], graph: LiteGraph) -> None:
             continue
         other = taken.setdefault(name, t)
         if other is not t:
+            call = Words(f"rename(tensors={{'{other.name}': ...}})", other.name)
             raise TFLiteError(
-                f"{t!r} and {other!r} would both be called '{name}'; rename the other "
-                f"one, too: rename(tensors={{'{other.name}': ...}})"
+                f"{t!r} and {other!r} would both be called '{name}'",
+                remedy=f"rename the other one, too: {call}",
             )
 
 

@@ -6,7 +6,7 @@ import heapq
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
-from geutil.errors import TFLiteError
+from geutil.errors import TFLiteError, Words
 from geutil.tflite.parts import Contents, LiteGraph, LiteOp, LiteTensor
 from geutil.tflite.schema import words
 
@@ -95,9 +95,14 @@ def check_places_are_free(file: Contents, edit: str) -> None:
     for name, reason in FIXED_BY_METADATA.items():
         if name in file.metadata:
             raise TFLiteError(
-                f"{edit} gives ops other places, and the metadata '{name}' {reason}; "
-                f"leave it out first: strip(metadata=['{name}'])"
+                f"{edit} gives ops other places, and the metadata '{name}' {reason}",
+                remedy=f"leave it out first: {without(name)}",
             )
+
+
+def without(name: str) -> Words:
+    """Return the call that leaves metadata out."""
+    return Words(f"strip(metadata=['{name}'])")
 
 
 def leave_description_out(file: Contents) -> None:

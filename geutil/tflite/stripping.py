@@ -57,8 +57,9 @@ def strip(
     if any(dead.values()) and not {*fixed} <= {*dropped}:
         raise TFLiteError(
             f"the metadata '{fixed[0]}' {state.FIXED_BY_METADATA[fixed[0]]}, and there "
-            "are ops that nothing needs; leave it out, too: "
-            f"strip(metadata=['{fixed[0]}']), or pass unused=False"
+            "are ops that nothing needs",
+            remedy=f"leave it out, too: {state.without(fixed[0])}, or pass "
+            "unused=False",
         )
     for name in dropped:
         del file.metadata[name]

@@ -16,7 +16,7 @@ from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 
 from geutil import model, tflite
-from geutil.capabilities import archives, graph_scan, op_table, saved_models
+from geutil.capabilities import graph_scan, op_table, saved_models, scan
 from geutil.errors import ModelError
 from geutil.model import opening, powers
 from testdata.powers import FILES, HIDDEN, NOT_RUN, PREPARED, SAMPLES, save
@@ -194,7 +194,7 @@ def test_a_long_string_is_no_piece_of_a_path():
 
 
 def test_odd_entries_of_archives_are_told(tmp_path, monkeypatch):
-    monkeypatch.setattr(archives, "_FLOOR", 100_000)
+    monkeypatch.setattr(scan, "_FLOOR", 100_000)
     file = edited(tmp_path / "a.keras", lambda config: None)
     with zipfile.ZipFile(file, "a") as archive:
         for name in ("../outside", "C:/outside", "..\\outside"):

@@ -3,6 +3,7 @@
 import ast
 import json
 import logging
+import pickle
 import re
 import shlex
 import subprocess
@@ -13,9 +14,10 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from geutil.cli import wording
 from geutil.cli.app import app
 from geutil.cli.output import cut_in_middle
+from geutil.cli.wording import VOCABULARY
+from geutil.errors import ModelError, Words, spoken_with
 from tests import tflite_files
 from tests.cli.processes import environment
 from tests.processes import ROOT
@@ -113,7 +115,7 @@ ops damaged.pbtxt | damaged
 ops damaged.keras | damaged
 ops empty.tflite | no TFLite file
 ops short.tflite | TFLite file & convert the model again
-ops both | pass --signature with one of ['one', 'text']
+ops both | pass --signature as one of ['one', 'text']
 ops net --signature nope | no signature 'nope'; it has
 ops none | save it again with a signature
 ops net --regex ( | no regular expression & backslash
@@ -142,7 +144,7 @@ strip net -o new --names | are of .tflite files
 rename net -o new --from-signature | --from-signature is of .tflite files
 rename net.tflite -o a.tflite --tensor a=b | no tensor 'a'
 splice net other -o new --replace nope=other | 'nope'
-splice net both -o new --replace image=y | pass --other-signature with one of
+splice net both -o new --replace image=y | pass --other-signature as one of
 splice net both -o new --replace image=y --other-signature nope | no signature 'nope'
 splice net other -o new --replace image=nope | 'nope'; it has
 rename net -o new --input nope=a | 'nope'; there are
@@ -160,8 +162,8 @@ strip net -o new --keep nope | 'nope'
 strip slash.pb -o new | `geutil rename --input 'a/b=a_b'`
 strip both --signature text -o new.tflite | `geutil convert --tf-ops`
 unroll net -o new | has no loop
-unroll lstm.keras -o new --max-ops 20 | pass --max-ops, or --loop
-unroll lstm.keras -o new --loop gru | --loop selects none of the model's loops
+unroll lstm.keras -o new --max-ops 20 | pass --max-ops to allow more, or --loop
+unroll lstm.keras -o new --loop gru | --loop selects none of the loops
 fold net -o new.onnx | does not write
 fold net.pb -o small.keras --force | geutil does not write & .pb, .pbtxt, .tflite
 fold damaged.pb -o small.h5 --force | geutil does not write & .pb, .pbtxt, .tflite
@@ -169,7 +171,7 @@ fold damaged.pb -o small.onnx --force | geutil does not write & .pb, .pbtxt, .tf
 fold empty.tflite -o new | empty.tflite & no TFLite file
 fold short.tflite -o new | short.tflite & holds no subgraph
 fold net -o new --scope nope | there is no layer or scope 'nope'
-fold both -o new | pass --signature with one of ['one', 'text']
+fold both -o new | pass --signature as one of ['one', 'text']
 bits net --data data.npz | pass --size or --noise
 bits net --data data.npz --size 1 --noise 1 | pass --size or --noise
 bits net --data data.npz --size half | --size half is no size
@@ -183,7 +185,7 @@ quantize net -o new.tflite | --data
 quantize net -o new.tflite --data text.npz | numpy.savez
 quantize net -o new --skip ( | no regular expression
 quantize net -o new --bits nowhere.json | no plan of bits at
-quantize net -o new --bits plan.json | no plan of bits & `geutil bits -o` writes one
+quantize net -o new --bits plan.json | no plan of bits & write one with `geutil bits -o`
 quantize net -o new --rounding adaround | --rounding adaround needs data; pass --data
 quantize net -o new --order least_memory | name the output so, or pass --format tflite
 quantize net -o new --input-type int8 | name the output so, or pass --format tflite
@@ -215,7 +217,7 @@ check net net --data none.npz | there is no data
 check net net --data taken | no .npz or .npy file & numpy.savez
 check net more | do not match
 check net pair | `geutil rename --input`
-check both net | pass --signature with one of
+check both net | pass --signature as one of
 check net.tflite --against net --data data.npz --layers | `geutil quantize --data`
 convert net -o new.keras | holds a graph, which does not tell them
 convert net -o new.h5 | geutil does not write
@@ -238,7 +240,7 @@ batch net -o new --pipeline folds | there is no step 'folds' & the steps are fol
 batch net -o new --pipeline quantize,tflite | pass --data to calibrate with
 batch net -o new --pipeline quantize:rounding=gptq | pass --data
 batch net -o new --pipeline fold --data random | leave --data out
-batch net -o new --pipeline fold --timeout 0 | --timeout 0.0: pass seconds
+batch net -o new --pipeline fold --timeout 0 | --timeout 0.0 & pass seconds
 view short.tflite -o new.html | short.tflite & convert
 view net -o new.html --memory --training | one of the two
 view net -o new.html --size x=1 | --size goes with
@@ -355,7 +357,7 @@ def test_every_command_has_an_error_in_the_table():
 def test_what_is_not_known_is_told_in_words(geutil, wrong):
     said = geutil("inspect", wrong / "both", "--scopes")
     assert "ops by scope: not known" in said.out
-    assert "pass --signature with one of ['one', 'text']" in said.out
+    assert "pass --signature as one of ['one', 'text']" in said.out
     assert geutil.json("inspect", wrong / "both", "--scopes")["scopes"] is None
     again = geutil("inspect", wrong / "both", "--scopes", "--signature", "one")
     assert "not known" not in again.out
@@ -370,37 +372,35 @@ def test_reports_are_told_in_words(geutil, wrong, tmp_path):
     assert "fold_batch_norms" not in said.out + said.err
 
 
-@pytest.fixture(scope="module")
-def said_by_the_library():
-    """Return all strings of the package, with `x` for what is put into them."""
-    texts = []
+def words_of_the_library():
+    """Yield the words that messages of the package mark, by their keys."""
     for file in sorted((ROOT / "geutil").rglob("*.py")):
-        if "cli" in file.parts:
-            continue
         for node in ast.walk(ast.parse(file.read_text())):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str):
-                texts.append(node.value)
-            elif isinstance(node, ast.JoinedStr):
-                texts.append("".join(_part(value) for value in node.values))
-    return [" ".join(text.split()) for text in texts]
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Words":
+                text, *_ = node.args
+                parts = text.values if isinstance(text, ast.JoinedStr) else [text]
+                python = "".join(getattr(part, "value", "x") for part in parts[:1])
+                keys = [k.value.value for k in node.keywords if k.arg == "key"]
+                yield Words(python, key=keys[0] if keys else "")
 
 
-def _part(value):
-    if isinstance(value, ast.Constant):
-        return value.value
-    return "'x'" if getattr(value, "conversion", -1) == ord("r") else "x"
+def test_the_vocabulary_has_all_words_that_messages_mark_and_no_others():
+    assert {words.key for words in words_of_the_library()} == set(VOCABULARY)
+    assert [w for w in VOCABULARY.values() if OF_PYTHON.search(w)] == []
 
 
-def test_each_phrase_is_one_of_the_library_and_is_told_in_other_words(
-    said_by_the_library,
-):
-    unknown = [
-        phrase
-        for phrase, _ in wording._PHRASES
-        if not any(re.search(phrase, text) for text in said_by_the_library)
-    ]
-    assert unknown == []
-    assert [w for _, w in wording._PHRASES if OF_PYTHON.search(w)] == []
+def test_messages_are_in_the_words_of_those_who_read_them():
+    def error():
+        limit = Words("limit=3", 3)
+        return ModelError("is low", subject=limit, remedy=f"pass {Words('data=')}")
+
+    with spoken_with({"limit=": "--limit", "data=": "--data FILE"}):
+        assert str(error()) == "--limit 3 is low; pass --data FILE"
+    found = pickle.loads(pickle.dumps(error()))
+    assert str(found) == "limit=3 is low; pass data="
+    fields = found.subject, found.reason, found.remedy, found.parameter
+    assert fields == ("limit=3", "is low", "pass data=", "limit")
+    assert ModelError("all is low").parameter == ""
 
 
 def test_warnings_are_told_as_refusals_are(geutil, tmp_path):

@@ -1,1 +1,1 @@
-"""The commands, by what they are for."""
+"""The commands, by their purposes."""

@@ -1,220 +1,173 @@
-"""Commands that change models: a model is read, and another one is written."""
+"""Commands that change models: a model is read, and another one is written.
+
+TFLite files are edited without TensorFlow: ops, weights and names are theirs.
+"""
 
 from __future__ import annotations
 
+import time
+from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geutil.cli import files, lite
+from geutil.cli import files, options
 from geutil.cli.files import CommandError
-from geutil.cli.lite import LiteRecord
-from geutil.cli.options import (
-    As,
-    Force,
-    Html,
-    Inputs,
-    Json,
-    LiteSource,
-    Signature,
-    Source,
-    SourceOrLite,
-    Target,
-)
-from geutil.cli.output import show_written, working
-from geutil.cli.wording import in_words
-from geutil.cli.written import Record, tell
-from geutil.errors import ModelError
+from geutil.cli.options import ModelFormat, optional
+from geutil.cli.output import plain, show, working
+from geutil.cli.written import Record, Written, tell
+from geutil.errors import TFLiteError, spoken_with, vocabulary
 
 if TYPE_CHECKING:
     from geutil.model import Model
+    from geutil.tflite import LiteFile, LiteGraph, LiteTensor
 
-Pairs = Annotated[
-    list[str] | None,
-    typer.Option(help="old=new; can be given several times.", show_default=False),
-]
+Pairs = Annotated[list[str] | None, optional("old=new; can be given several times.")]
 
 
 def cut(
-    path: SourceOrLite,
-    output: Target,
-    inputs: Inputs = None,
+    path: options.SourceOrLite,
+    output: options.Target,
+    inputs: options.Inputs = None,
     outputs: Annotated[
         list[str] | None,
-        typer.Option(
-            "--to",
-            help="A tensor or op that becomes an output; name=tensor also names it.",
-            show_default=False,
+        optional(
+            "A tensor or op that becomes an output; name=tensor also names it.", "--to"
         ),
     ] = None,
     ops: Annotated[
         str | None,
-        typer.Option(
-            help="START:END, places of ops of a .tflite file, in the place of both.",
-            show_default=False,
-        ),
+        optional("START:END, places of ops of a .tflite file, in the place of both."),
     ] = None,
-    signature: Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Cut a part out of a model, between some tensors."""
     if not (inputs or outputs or ops):
         raise CommandError("say where to cut: pass --input or --to")
     starts, ends = files.named(inputs), files.named(outputs)
     if files.is_lite(path):
-        lite_record = LiteRecord(path, [output], form, force)
+        lite_record = _LiteFiles(path, [output], form, force)
         file = lite_record.opened()
-        chosen = None if ops is None else lite.places(ops)
-        graph = lite.graph_of(file, signature)
-        part = file.cut(starts, ends, ops=chosen, graph=graph)
-        lite_record.write(part, as_json=as_json)
+        chosen = None if ops is None else _places(ops)
+        graph = _graph_of(file, signature)
+        lite_part = file.cut(starts, ends, ops=chosen, graph=graph)
+        lite_record.write(lite_part, as_json=as_json)
         return
     if ops is not None:
         raise CommandError("--ops is of .tflite files; pass --input or --to")
-    files.check_source(path)
-    files.check_target(output, form, force)
-    record = Record(path, output, form)
-    whole = files.read_model(path, signature)
-    record.opened(whole)
-    model = whole.cut(starts, ends)
-    files.write_model(model, output, form, force)
-    written = record.written(model, why_not="it has other inputs or outputs")
-    show_written(model, written, as_json=as_json)
+    record = Record(path, output, form, force).checked()
+    part = record.read(signature).cut(starts, ends)
+    record.write(part, "it has other inputs or outputs", as_json=as_json)
 
 
 def split(
-    path: LiteSource,
-    output: Target,
+    path: options.LiteSource,
+    output: options.Target,
     second: Annotated[
         Path,
-        typer.Option(help="Where to write the ops behind.", show_default=False),
+        optional("Where to write the ops behind."),
     ],
     at: Annotated[
         list[str],
-        typer.Option(
-            help="A tensor to split at; can be given several times.",
-            show_default=False,
-        ),
+        optional("A tensor to split at; can be given several times."),
     ],
-    signature: Signature = None,
-    force: Force = False,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Split a .tflite file in two at some tensors."""
     if output.absolute() == second.absolute():
         raise CommandError("--output and --second are the same file; name two")
     record = _lite_record(path, [output, second], force)
     file = record.opened()
-    halves = file.split(at, graph=lite.graph_of(file, signature))
+    halves = file.split(at, graph=_graph_of(file, signature))
     record.write(*halves, as_json=as_json)
 
 
 def expose(
-    path: LiteSource,
-    output: Target,
+    path: options.LiteSource,
+    output: options.Target,
     tensors: Annotated[
         list[str],
-        typer.Option(
-            "--to",
-            help="A tensor that becomes an output, too; name=tensor also names it.",
-            show_default=False,
+        optional(
+            "A tensor that becomes an output, too; name=tensor also names it.", "--to"
         ),
     ],
-    signature: Signature = None,
-    force: Force = False,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Let tensors of a .tflite file be outputs, too, to look inside a run."""
     record = _lite_record(path, [output], force)
     file = record.opened()
-    file.expose(files.named(tensors), graph=lite.graph_of(file, signature))
+    file.expose(files.named(tensors), graph=_graph_of(file, signature))
     record.write(file, as_json=as_json)
 
 
-def _lite_record(path: Path, outputs: list[Path], force: bool) -> LiteRecord:
+def _lite_record(path: Path, outputs: list[Path], force: bool) -> _LiteFiles:
     if not files.is_lite(path):
         raise CommandError(f"'{path}' is no .tflite file, which this command is for")
-    return LiteRecord(path, outputs, None, force)
+    return _LiteFiles(path, outputs, None, force)
 
 
 def splice(
-    path: Source,
+    path: options.Source,
     other: Annotated[
         Path, typer.Argument(help="The model that is put in.", show_default=False)
     ],
-    output: Target,
+    output: options.Target,
     replace: Annotated[
         list[str],
-        typer.Option(
-            help="tensor=output: what of the other model takes a tensor's place.",
-            show_default=False,
-        ),
+        optional("tensor=output: what of the other model takes a tensor's place."),
     ],
     feed: Annotated[
         list[str] | None,
-        typer.Option(
-            help="input=tensor: what an input of the other model reads.",
-            show_default=False,
-        ),
+        optional("input=tensor: what an input of the other model reads."),
     ] = None,
-    signature: Signature = None,
+    signature: options.Signature = None,
     other_signature: Annotated[
-        str | None,
-        typer.Option(help="The signature of the other model.", show_default=False),
+        str | None, optional("The signature of the other model.")
     ] = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Put a model into another one, in the place of some of its tensors."""
     replaced, fed = _pairs(replace), _pairs(feed)
-    files.check_source(path)
     files.check_source(other)
-    files.check_target(output, form, force)
-    record = Record(path, output, form)
-    model = files.read_model(path, signature)
-    record.opened(model)
+    record = Record(path, output, form, force).checked()
+    model = record.read(signature)
     spliced = model.splice(_other(other, other_signature), replaced, fed)
-    files.write_model(spliced, output, form, force)
-    written = record.written(spliced, why_not="it computes something else")
-    show_written(spliced, written, as_json=as_json)
+    record.write(spliced, "it computes something else", as_json=as_json)
 
 
 def _other(path: Path, signature: str | None) -> Model:
     """Open the model that is put in, which has an option of its own for signatures."""
-    try:
+    with spoken_with({**vocabulary(), "signature=": "--other-signature"}):
         return files.read_model(path, signature)
-    except ModelError as error:
-        said = in_words(str(error)).replace("--signature", "--other-signature")
-        raise CommandError(said) from error
 
 
 def rename(
-    path: SourceOrLite,
-    output: Target,
+    path: options.SourceOrLite,
+    output: options.Target,
     inputs: Annotated[
-        list[str] | None,
-        typer.Option("--input", help="old=new, of an input.", show_default=False),
+        list[str] | None, optional("old=new, of an input.", "--input")
     ] = None,
     outputs: Annotated[
-        list[str] | None,
-        typer.Option("--to", help="old=new, of an output.", show_default=False),
+        list[str] | None, optional("old=new, of an output.", "--to")
     ] = None,
     results: Annotated[list[str] | None, typer.Option("--result", hidden=True)] = None,
     to_signature: Annotated[
-        str | None,
-        typer.Option(help="The new name of the signature.", show_default=False),
+        str | None, optional("The new name of the signature.")
     ] = None,
     tensors: Annotated[
         list[str] | None,
-        typer.Option(
-            "--tensor",
-            help="old=new, of a tensor in a .tflite file.",
-            show_default=False,
-        ),
+        optional("old=new, of a tensor in a .tflite file.", "--tensor"),
     ] = None,
     from_signature: Annotated[
         bool,
@@ -223,10 +176,10 @@ def rename(
             help="Call the ends of a .tflite file as its signatures do.",
         ),
     ] = False,
-    signature: Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Rename inputs, outputs or the signature of a model."""
     # --result is what --to was called.
@@ -236,7 +189,7 @@ def rename(
     if not (asked or tensors or from_signature):
         raise CommandError("say what to rename: --input, --to or --to-signature")
     if files.is_lite(path):
-        lite_record = LiteRecord(path, [output], form, force)
+        lite_record = _LiteFiles(path, [output], form, force)
         file = lite_record.opened()
         key = signature or (next(iter(file.signatures), "") if to_signature else None)
         file.rename(
@@ -245,71 +198,58 @@ def rename(
             tensors=_pairs(tensors),
             signatures={key or "": to_signature} if to_signature else None,
             from_signature=(signature or True) if from_signature else False,
-            graph=lite.graph_of(file, signature),
+            graph=_graph_of(file, signature),
         )
         lite_record.write(file, as_json=as_json)
         return
     if tensors or from_signature:
         option = "--tensor" if tensors else "--from-signature"
         raise CommandError(f"{option} is of .tflite files")
-    files.check_source(path)
-    files.check_target(output, form, force)
-    record = Record(path, output, form)
-    model = files.read_model(path, signature)
-    record.opened(model)
+    record = Record(path, output, form, force).checked()
+    model = record.read(signature)
     renamed = model.rename(input_renames, output_renames or None, to_signature)
-    files.write_model(renamed, output, form, force)
     why_not = "its inputs have other names" if input_renames else ""
-    written = record.written(renamed, why_not=why_not)
-    show_written(renamed, written, as_json=as_json)
+    record.write(renamed, why_not, as_json=as_json)
 
 
 def batch_size(
-    path: SourceOrLite,
+    path: options.SourceOrLite,
     size: Annotated[
         str,
         typer.Argument(
             help="A number, or 'any'.", autocompletion=lambda incomplete: ["any"]
         ),
     ],
-    output: Target,
-    signature: Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    output: options.Target,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Change the batch size of a model, and prove the result by running it."""
     if size != "any" and not (size.isdigit() and int(size)):
         raise CommandError(f"'{size}' is no batch size; pass a number, or 'any'")
     if files.is_lite(path):
-        lite_record = LiteRecord(path, [output], form, force)
+        lite_record = _LiteFiles(path, [output], form, force)
         file = lite_record.opened()
         rows = None if size == "any" else int(size)
-        file.set_batch_size(rows, graph=lite.graph_of(file, signature))
+        file.set_batch_size(rows, graph=_graph_of(file, signature))
         lite_record.write(file, as_json=as_json)
         return
-    files.check_source(path)
-    files.check_target(output, form, force)
-    record = Record(path, output, form)
-    model = files.read_model(path, signature)
-    record.opened(model)
+    record = Record(path, output, form, force).checked()
+    model = record.read(signature)
     with working("changing and proving"):
         changed = model.set_batch_size(None if size == "any" else int(size))
-    files.write_model(changed, output, form, force)
     why_not = "the batch size was proven, sample by sample, as it was changed"
-    written = record.written(changed, why_not=why_not)
-    show_written(changed, written, as_json=as_json)
+    record.write(changed, why_not, as_json=as_json)
 
 
 def strip(
-    path: SourceOrLite,
-    output: Target,
+    path: options.SourceOrLite,
+    output: options.Target,
     keep: Annotated[
         list[str] | None,
-        typer.Option(
-            help="An op, a scope or a Keras layer that stays as it is.",
-            show_default=False,
-        ),
+        optional("An op, a scope or a Keras layer that stays as it is."),
     ] = None,
     names: Annotated[
         bool,
@@ -319,26 +259,23 @@ def strip(
         bool,
         typer.Option("--metadata", help="Leave out metadata of a .tflite file, too."),
     ] = False,
-    signature: Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Take out of a model what serves training alone, or no run of a .tflite file."""
     if files.is_lite(path):
-        lite.refuse(keep=keep, signature=signature)
-        lite_record = LiteRecord(path, [output], form, force)
+        _refuse(keep=keep, signature=signature)
+        lite_record = _LiteFiles(path, [output], form, force)
         file = lite_record.opened()
         file.strip(names=names, metadata=metadata)
         lite_record.write(file, as_json=as_json)
         return
     if names or metadata:
         raise CommandError("--names and --metadata are of .tflite files")
-    files.check_source(path)
-    files.check_target(output, form, force)
-    record = Record(path, output, form)
-    model = files.read_model(path, signature)
-    record.opened(model)
+    record = Record(path, output, form, force).checked()
+    model = record.read(signature)
     with working("stripping"):
         stripped = model.strip_training(keep=keep or ())
     files.write_model(stripped, output, form, force)
@@ -349,41 +286,32 @@ def strip(
 
 
 def unroll(
-    path: Source,
-    output: Target,
+    path: options.Source,
+    output: options.Target,
     loops: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--loop",
-            help="A regex in the names of loops; else all.",
-            show_default=False,
-        ),
+        list[str] | None, optional("A regex in the names of loops; else all.", "--loop")
     ] = None,
     max_ops: Annotated[
         int, typer.Option(min=1, help="How many ops the result may have.")
     ] = 100_000,
-    signature: Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Replace loops, such as those of LSTM and GRU layers, by a copy for each step."""
     for regex in loops or ():
         files.compiled(regex)
-    files.check_source(path)
-    files.check_target(output, form, force)
-    record = Record(path, output, form)
-    model = files.read_model(path, signature)
-    record.opened(model)
+    record = Record(path, output, form, force).checked()
+    model = record.read(signature)
     with working("unrolling"):
         unrolled = model.unroll(loops or None, max_ops=max_ops)
-    files.write_model(unrolled, output, form, force)
-    show_written(unrolled, record.written(unrolled), as_json=as_json)
+    record.write(unrolled, as_json=as_json)
 
 
 def fold(
-    path: Source,
-    output: Target,
+    path: options.Source,
+    output: options.Target,
     scope: Annotated[
         str | None,
         typer.Option(help="Only batch norms of this name scope or Keras layer."),
@@ -391,19 +319,16 @@ def fold(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if a batch norm is refused.")
     ] = False,
-    html: Html = None,
-    signature: Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    html: options.Html = None,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Fold the batch norms of a model into its layers."""
-    files.check_source(path)
-    files.check_target(output, form, force)
+    record = Record(path, output, form, force).checked()
     files.check_page(html, force)
-    record = Record(path, output, form)
-    model = files.read_model(path, signature)
-    record.opened(model, to_be_changed=True)
+    model = record.read(signature, to_be_changed=True)
     from geutil import report
     from geutil.batchnorm import fold_batch_norms
 
@@ -421,7 +346,7 @@ def fold(
 
 
 def _pairs(values: list[str] | None) -> dict[str, str]:
-    """Return what is given as old=new."""
+    """Return pairs that are given as old=new."""
     new_by_old = {}
     for value in values or ():
         old, mark, new = value.partition("=")
@@ -429,3 +354,110 @@ def _pairs(values: list[str] | None) -> dict[str, str]:
             raise CommandError(f"'{value}' is no pair; write it as old=new")
         new_by_old[old] = new
     return new_by_old
+
+
+_NOT_RUN = "files of .tflite are edited without a run; `geutil check` runs both"
+
+
+@dataclass
+class _LiteFiles:
+    """A command on a TFLite file from its start: the file read, and those written."""
+
+    path: Path
+    outputs: list[Path]
+    form: ModelFormat | None
+    force: bool
+    _began: float = field(default_factory=time.monotonic)
+    _kinds: Counter[str] = field(default_factory=Counter)
+    _size: int = 0
+
+    def opened(self) -> LiteFile:
+        """Check the outputs and open the file."""
+        for output in self.outputs:
+            if files.format_of(output, self.form) is not ModelFormat.tflite:
+                raise CommandError(
+                    f"a .tflite file is written as one: name '{output}' .tflite"
+                )
+            files.check_target(output, self.form, self.force)
+        from geutil import tflite
+
+        try:
+            file = tflite.open(self.path)
+        except TFLiteError as error:
+            raise CommandError(f"'{self.path}' cannot be read: {error}") from error
+        self._kinds = Counter(op.kind for op in file.ops)
+        self._size = self.path.stat().st_size
+        return file
+
+    def write(self, *results: LiteFile, as_json: bool) -> None:
+        """Write the results, and say so."""
+        told = []
+        for file, output in zip(results, self.outputs, strict=True):
+            file.save(output, overwrite=self.force)
+            kinds = Counter(op.kind for op in file.ops)
+            written = Written(
+                output,
+                ModelFormat.tflite.value,
+                output.stat().st_size,
+                self._size,
+                dict(kinds - self._kinds),
+                dict(self._kinds - kinds),
+                None,
+                0,
+                False,
+                _NOT_RUN,
+                time.monotonic() - self._began,
+            )
+            told.append(
+                {"path": output, **_lite_described(file), "written": plain(written)}
+            )
+            if not as_json:
+                print(f"{file!r} -> {output}")
+                print(written)
+        if as_json:
+            show(told[0] if len(told) == 1 else told, as_json=True)
+
+
+def _graph_of(file: LiteFile, signature: str | None) -> LiteGraph | None:
+    """Return the subgraph of a signature; None, for the main one, if none is named."""
+    if signature is None:
+        return None
+    if signature not in file.signatures:
+        raise CommandError(
+            f"there is no signature '{signature}'; it has {[*file.signatures]}"
+        )
+    return file.signatures[signature].graph
+
+
+def _places(text: str) -> range:
+    """Return the places of ops that are written as START:END."""
+    start, mark, end = text.partition(":")
+    if not (mark and start.isdigit() and end.isdigit()):
+        raise CommandError(f"'{text}' is no range of ops; write it as START:END")
+    return range(int(start), int(end))
+
+
+def _refuse(**options: Any) -> None:
+    """Refuse options that models have and TFLite files have not."""
+    given = [name.replace("_", "-") for name, value in options.items() if value]
+    if given:
+        raise CommandError(f"--{given[0]} is of models, and not of a .tflite file")
+
+
+def _lite_described(file: LiteFile) -> dict[str, Any]:
+    return {
+        "signatures": {
+            key: {
+                "inputs": {name: _end(t) for name, t in signature.inputs.items()},
+                "outputs": {name: _end(t) for name, t in signature.outputs.items()},
+            }
+            for key, signature in file.signatures.items()
+        },
+        "inputs": {t.name: _end(t) for t in file.graphs[0].inputs},
+        "outputs": {t.name: _end(t) for t in file.graphs[0].outputs},
+        "ops": len([*file.ops]),
+    }
+
+
+def _end(tensor: LiteTensor) -> dict[str, Any]:
+    return {"dtype": tensor.dtype, "shape": tensor.shape}

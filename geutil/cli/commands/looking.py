@@ -5,24 +5,16 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geutil.cli import files
+from geutil.cli import files, options
 from geutil.cli.files import Batches
-from geutil.cli.options import (
-    BatchSize,
-    Force,
-    Html,
-    Json,
-    Signature,
-    SourceOrLite,
-    SourcesOrLite,
-)
+from geutil.cli.options import optional
 from geutil.cli.output import plain, show, show_rows, working
-from geutil.cli.wording import in_words, meant
 from geutil.progress import counted
 
 if TYPE_CHECKING:
@@ -30,22 +22,20 @@ if TYPE_CHECKING:
 
 
 def view(
-    paths: SourcesOrLite,
+    paths: options.SourcesOrLite,
     output: Annotated[
         Path | None,
-        typer.Option(
+        optional(
+            "The page to write; by default the first model's name with .html.",
             "--output",
             "-o",
-            help="The page to write; by default the first model's name with .html.",
-            show_default=False,
         ),
     ] = None,
     data: Annotated[
         Path | None,
-        typer.Option(
-            help="Of several models: a .npz or .npy file, or a directory, to colour "
-            "the layers of the last, a .tflite file, by their noise.",
-            show_default=False,
+        optional(
+            "Of several models: a .npz or .npy file, or a directory, to colour "
+            "the layers of the last, a .tflite file, by their noise."
         ),
     ] = None,
     memory: Annotated[
@@ -60,15 +50,14 @@ def view(
     ] = False,
     size: Annotated[
         list[str] | None,
-        typer.Option(
-            help="input=8,8,3: with --memory or --training, the shape of an input "
-            "whose file leaves sizes open.",
-            show_default=False,
+        optional(
+            "input=8,8,3: with --memory or --training, the shape of an input "
+            "whose file leaves sizes open."
         ),
     ] = None,
-    batch: BatchSize = 32,
-    signature: Signature = None,
-    force: Force = False,
+    batch: options.BatchSize = 32,
+    signature: options.Signature = None,
+    force: options.Force = False,
 ) -> None:
     """Draw models as a page to look into: one file that needs no network.
 
@@ -125,7 +114,7 @@ def view(
 def _step_of(
     model: Any, batch: int, size: list[str] | None, training: bool
 ) -> tuple[Any, Any]:
-    """Return what a step runs, the model or its training step, and its timeline."""
+    """Return the graph of a step, of the model or its training, and its timeline."""
     from geutil.cli.commands.memory import check_inputs, given_shapes, input_shapes
     from geutil.cli.training_step import TrainingStep
     from geutil.memory import predict
@@ -172,12 +161,12 @@ Other = Annotated[Path, typer.Argument(help="The other model.", show_default=Fal
 
 
 def diff(
-    path: SourceOrLite,
+    path: options.SourceOrLite,
     other: Other,
-    html: Html = None,
-    force: Force = False,
-    signature: Signature = None,
-    as_json: Json = False,
+    html: options.Html = None,
+    force: options.Force = False,
+    signature: options.Signature = None,
+    as_json: options.Json = False,
 ) -> int:
     """Show which ops two models have and have not in common; exit with 1 if any.
 
@@ -211,15 +200,14 @@ _SAMPLES, _RTOL, _ATOL, _STEPS = 8, 1e-5, 1e-6, 1
 
 
 def check(
-    path: SourceOrLite,
+    path: options.SourceOrLite,
     other: Annotated[
         Path | None, typer.Argument(help="The other model.", show_default=False)
     ] = None,
     data: Annotated[
-        Path | None,
-        typer.Option(help="A .npz or .npy file, or a directory.", show_default=False),
+        Path | None, optional("A .npz or .npy file, or a directory.")
     ] = None,
-    batch: BatchSize = 32,
+    batch: options.BatchSize = 32,
     samples: Annotated[
         int | None,
         typer.Option(
@@ -238,10 +226,9 @@ def check(
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option(
-            help="Of a .tflite file: the quantized model that it was made from; with "
-            "--layers also the one in float that `geutil quantize` read.",
-            show_default=False,
+        optional(
+            "Of a .tflite file: the quantized model that it was made from; with "
+            "--layers also the one in float that `geutil quantize` read."
         ),
     ] = None,
     steps: Annotated[
@@ -255,10 +242,10 @@ def check(
     layers: Annotated[
         bool, typer.Option("--layers", help="Tell what each layer of a file costs.")
     ] = False,
-    html: Html = None,
-    force: Force = False,
-    signature: Signature = None,
-    as_json: Json = False,
+    html: options.Html = None,
+    force: options.Force = False,
+    signature: options.Signature = None,
+    as_json: options.Json = False,
 ) -> int:
     """Run two models on the same inputs; exit with 1 if what they give differs.
 
@@ -382,7 +369,7 @@ _STRICT = 3
 
 
 def inspect(
-    path: SourceOrLite,
+    path: options.SourceOrLite,
     with_scopes: Annotated[
         bool,
         typer.Option(
@@ -396,8 +383,8 @@ def inspect(
             "--strict", help="Exit with 3 if the model can do more than compute."
         ),
     ] = False,
-    signature: Signature = None,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    as_json: options.Json = False,
 ) -> int:
     """Show what is in a model: ops, inputs, outputs, variables, functions, size.
 
@@ -433,7 +420,7 @@ def inspect(
         names = [op.name for op in opened.graph.get_operations()]
         counts, unknown = _scopes(names), ""
     except geutil.model.ModelError as error:
-        counts, unknown = None, in_words(str(error))
+        counts, unknown = None, str(error)
     if as_json:
         show({**told, "scopes": counts}, as_json=True)
     else:
@@ -466,7 +453,7 @@ def _shown(scopes: dict[str, int] | None, unknown: str) -> Iterator[str]:
 
 
 def ops(
-    path: SourceOrLite,
+    path: options.SourceOrLite,
     regex: Annotated[
         str | None, typer.Option(help="Only ops whose names hold this.")
     ] = None,
@@ -476,8 +463,8 @@ def ops(
     scope: Annotated[
         str | None, typer.Option(help="Only ops of this name scope or Keras layer.")
     ] = None,
-    signature: Signature = None,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    as_json: options.Json = False,
 ) -> int:
     """List the ops of a model, one a line: name, type, shapes of the results.
 
@@ -515,7 +502,7 @@ def ops(
 
 
 def _ops_of_file(path: Path) -> list[tuple[str, str, str]]:
-    """Return the ops of a TFLite file: names, types, what their results hold."""
+    """Return the ops of a TFLite file: names, types, dtypes and shapes of results."""
     from geutil.report.tflite_nodes import file_subject
 
     drawn = file_subject(path)
@@ -534,7 +521,7 @@ def _nothing(
     kind: str | None,
     scope: str | None,
 ) -> str:
-    """Return that no op matches, and what may have been meant."""
+    """Return the message that no op matches, with similar names."""
     kinds = sorted({type_ for _, type_, _ in listed})
     if kind is not None and kind not in kinds:
         return f"there is no op of type '{kind}'{meant(kind, kinds)}"
@@ -548,6 +535,20 @@ def _nothing(
         names = [name for name, *_ in listed]
         return f"no name of an op holds '{regex}'{meant(regex, names)}"
     return "no op matches all of that; leave one of the options out"
+
+
+def meant(word: str, words: Sequence[str]) -> str:
+    """Return a question with the words that are nearest; "" if none is near.
+
+    Example:
+        >>> meant("conv2d", ["Conv2D", "Relu"])
+        '; did you mean Conv2D?'
+    """
+    by_lower = {other.lower(): other for other in reversed(words)}
+    near = get_close_matches(word.lower(), by_lower, n=3, cutoff=0.6)
+    near += [low for low in by_lower if word.lower() in low and low not in near]
+    found = ", ".join(by_lower[low] for low in near[:3])
+    return f"; did you mean {found}?" if near else ""
 
 
 def _above(scope: str) -> Iterator[str]:

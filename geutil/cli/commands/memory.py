@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from geutil.cli import options
 from geutil.cli.files import (
     CommandError,
     check_page,
@@ -14,7 +15,7 @@ from geutil.cli.files import (
     read_model,
     write_page,
 )
-from geutil.cli.options import Force, Html, Json, Signature, Source
+from geutil.cli.options import optional
 from geutil.cli.output import Size, plain, show, show_rows, working
 from geutil.progress import counted
 from geutil.sizes import byte_count
@@ -24,35 +25,27 @@ if TYPE_CHECKING:
 
 
 def memory(
-    path: Source,
+    path: options.Source,
     batch: Annotated[int, typer.Option(min=1, help="The batch size.")] = 32,
     size: Annotated[
         list[str] | None,
-        typer.Option(
-            help="input=8,8,3: the shape of an input whose file leaves sizes open.",
-            show_default=False,
-        ),
+        optional("input=8,8,3: the shape of an input whose file leaves sizes open."),
     ] = None,
     budget: Annotated[
         str | None,
-        typer.Option(
-            help="1.5GB, or 50% of plain: the least computing within that, in place of "
-            "the least memory.",
-            show_default=False,
+        optional(
+            "1.5GB, or 50% of plain: the least computing within that, in place of "
+            "the least memory."
         ),
     ] = None,
     extra_time: Annotated[
-        str | None,
-        typer.Option(
-            help="20%: the least memory within so much more time.", show_default=False
-        ),
+        str | None, optional("20%: the least memory within so much more time.")
     ] = None,
     available: Annotated[
         str | None,
-        typer.Option(
+        optional(
+            "8GB: with --largest-batch, what the step and the variables fit into.",
             "--memory",
-            help="8GB: with --largest-batch, what the step and the variables fit into.",
-            show_default=False,
         ),
     ] = None,
     largest: Annotated[
@@ -69,15 +62,12 @@ def memory(
     ] = False,
     device: Annotated[
         str | None,
-        typer.Option(
-            help="GPU:0: where the step is to run; there need be none here.",
-            show_default=False,
-        ),
+        optional("GPU:0: where the step is to run; there need be none here."),
     ] = None,
-    html: Html = None,
-    force: Force = False,
-    signature: Signature = None,
-    as_json: Json = False,
+    html: options.Html = None,
+    force: options.Force = False,
+    signature: options.Signature = None,
+    as_json: options.Json = False,
 ) -> None:
     """Predict the peak memory of a training step, and what checkpointing saves.
 
@@ -207,7 +197,7 @@ def _show_largest(
     as_json: bool,
 ) -> None:
     """Show the largest batch that fits, in each way of taking gradients."""
-    from geutil.cli.batch_sizes import WAYS, BatchSizes
+    from geutil.cli.training_step import WAYS, BatchSizes
     from geutil.memory.step_prediction import checked_limit
 
     limit = checked_limit(available)

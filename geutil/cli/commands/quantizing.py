@@ -13,22 +13,14 @@ import typer
 from geutil.cli import files, options
 from geutil.cli.files import Batches, CommandError
 from geutil.cli.options import (
-    As,
-    BatchSize,
     FileOrder,
-    Force,
-    InputTypes,
-    Json,
     Method,
     ModelFormat,
-    OutputTypes,
     Rounding,
-    RoundingName,
     SchemeName,
-    Source,
+    optional,
 )
 from geutil.cli.output import plain, show, working
-from geutil.cli.wording import translated
 from geutil.cli.written import Record, tell
 
 if TYPE_CHECKING:
@@ -60,30 +52,25 @@ def _next_command(output: Path, path: Path, data: Path | None, is_told: bool) ->
 
 
 def quantize(
-    path: Source,
+    path: options.Source,
     output: options.Target,
     data: Annotated[
         Path | None,
-        typer.Option(
-            help="Data to calibrate with: a .npz or .npy file, or a directory of them.",
-            show_default=False,
+        optional(
+            "Data to calibrate with: a .npz or .npy file, or a directory of them."
         ),
     ] = None,
     method: Annotated[Method, typer.Option(help="How.")] = Method.best,
-    rounding: RoundingName = Rounding.nearest,
-    batch: BatchSize = 32,
+    rounding: options.RoundingName = Rounding.nearest,
+    batch: options.BatchSize = 32,
     scheme: Annotated[
-        SchemeName | None,
-        typer.Option(help="What is stored in how many bits.", show_default=False),
+        SchemeName | None, optional("What is stored in how many bits.")
     ] = None,
     weight_bits: Bits = 8,
     activation_bits: Bits = 8,
     bits: Annotated[
         Path | None,
-        typer.Option(
-            help="Bits of the weights of each layer: what `geutil bits` wrote.",
-            show_default=False,
-        ),
+        optional("Bits of the weights of each layer: what `geutil bits` wrote."),
     ] = None,
     order: Annotated[
         FileOrder,
@@ -92,14 +79,13 @@ def quantize(
             "arena."
         ),
     ] = FileOrder.converter,
-    input_type: InputTypes = None,
-    output_type: OutputTypes = None,
+    input_type: options.InputTypes = None,
+    output_type: options.OutputTypes = None,
     scope: Annotated[
         str | None, typer.Option(help="Only ops of this name scope.")
     ] = None,
     skip: Annotated[
-        list[str] | None,
-        typer.Option(help="A regex of ops to leave in float.", show_default=False),
+        list[str] | None, optional("A regex of ops to leave in float.")
     ] = None,
     keep_norms: Annotated[
         bool, typer.Option("--keep-norms", help="Do not fold batch norms first.")
@@ -109,16 +95,15 @@ def quantize(
     ] = False,
     html: options.Html = None,
     signature: options.Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Insert FakeQuant ops, calibrate them, and write a model or a .tflite file.
 
     Batch norms are folded first. Without a scheme the file is one of int8.
     """
-    files.check_source(path)
-    files.check_target(output, form, force)
+    record = Record(path, output, form, force).checked()
     files.check_page(html, force)
     batches = None if data is None else Batches(data, batch)
     to_file = files.format_of(output, form) is ModelFormat.tflite
@@ -132,26 +117,18 @@ def quantize(
         raise CommandError(
             f"there is no plan of bits at '{bits}'; geutil bits -o writes one"
         )
-    if order is FileOrder.least_memory and not to_file:
-        raise CommandError(
-            "the order least_memory is one of .tflite files; name the output so, or "
-            "pass --format tflite"
-        )
+    if order is FileOrder.least_memory:
+        files.check_is_lite("the order least_memory", to_file)
     types_of_ends = _types_of_ends(input_type, output_type, to_file)
-    if scheme is SchemeName.float16 and not to_file:
-        raise CommandError(
-            "the scheme float16 is one of .tflite files; name the output so, or pass "
-            "--format tflite"
-        )
+    if scheme is SchemeName.float16:
+        files.check_is_lite("the scheme float16", to_file)
     for regex in skip or ():
         files.compiled(regex)
-    record = Record(path, output, form)
     if batches is not None:
         batches = batches.of_file(path, signature)
-    model = files.read_model(path, signature)
+    model = record.read(signature, to_be_changed=True)
     if batches is not None:
         batches = batches.fitted(model.inputs)
-    record.opened(model, to_be_changed=True)
     from geutil import report
     from geutil.batchnorm import fold_batch_norms
     from geutil.quantize.kept_ranges import KeptRanges
@@ -208,10 +185,10 @@ def quantize(
 
 
 def _show(reports: dict[str, Any], as_json: bool) -> None:
-    """Print what was done, step by step."""
+    """Print the report of each step."""
     if not as_json:
         for report in reports.values():
-            print(translated(str(report)))
+            print(report)
         return
     plain_reports = {name: plain(report) for name, report in reports.items()}
     if "quantized" in reports:
@@ -222,20 +199,12 @@ def _show(reports: dict[str, Any], as_json: bool) -> None:
 def _types_of_ends(
     inputs: list[str] | None, outputs: list[str] | None, to_file: bool
 ) -> dict[str, Any]:
-    """Return the types of ends as `to_tflite` takes them.
-
-    Raises:
-        CommandError: no .tflite file is written, or one type is for all and others are
-            for some.
-    """
+    """Return the types of ends as `to_tflite` takes them."""
     types: dict[str, Any] = {}
     for option, given in (("input_type", inputs), ("output_type", outputs)):
         spelled = f"--{option.replace('_', '-')}"
-        if given and not to_file:
-            raise CommandError(
-                f"{spelled} is for .tflite files; name the output so, or pass --format "
-                "tflite"
-            )
+        if given:
+            files.check_is_lite(spelled, to_file)
         named = {"=" in text for text in given or ()}
         if len(named) > 1 or (len(given or ()) > 1 and named == {False}):
             raise CommandError(
@@ -250,11 +219,7 @@ def _types_of_ends(
 def _planned(
     path: Path, scheme: SchemeName | None
 ) -> tuple[SchemeName, dict[str, int]]:
-    """Return the scheme of a plan of bits, and the bits of each op by its name.
-
-    Raises:
-        CommandError: another scheme is given.
-    """
+    """Return the scheme of a plan of bits, and the bits of each op by its name."""
     from geutil.quantize import BitPlan
 
     plan = BitPlan.load(path)
@@ -268,52 +233,44 @@ def _planned(
 
 
 def bits(
-    path: Source,
+    path: options.Source,
     data: options.Data,
     size: Annotated[
         str | None,
-        typer.Option(
-            help="The most bytes of weights, or a share of those in 8 bits, as 60%.",
-            show_default=False,
-        ),
+        optional("The most bytes of weights, or a share of those in 8 bits, as 60%."),
     ] = None,
     noise: Annotated[
-        float | None,
-        typer.Option(
-            help="The signal to noise at the outputs, in dB.", show_default=False
-        ),
+        float | None, optional("The signal to noise at the outputs, in dB.")
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        optional(
+            "Where to write the plan, as JSON, for `geutil quantize --bits`.",
             "--output",
             "-o",
-            help="Where to write the plan, as JSON, for `geutil quantize --bits`.",
-            show_default=False,
         ),
     ] = None,
     choices: Annotated[
         list[int] | None,
-        typer.Option(
+        optional(
+            "Bits that a layer may have. Can be given several times.",
             "--bits",
             min=2,
             max=16,
-            help="Bits that a layer may have. Can be given several times.",
-            show_default=False,
         ),
     ] = None,
     scheme: Annotated[
         SchemeName, typer.Option(help="What is stored in how many bits.")
     ] = SchemeName.int8,
     method: Annotated[Method, typer.Option(help="How.")] = Method.best,
-    batch: BatchSize = 32,
+    batch: options.BatchSize = 32,
     keep_norms: Annotated[
         bool, typer.Option("--keep-norms", help="Do not fold batch norms first.")
     ] = False,
     html: options.Html = None,
     signature: options.Signature = None,
-    force: Force = False,
-    as_json: Json = False,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Choose the bits of each layer's weights, by --size or by --noise.
 
@@ -355,11 +312,7 @@ def bits(
 
 
 def _size(text: str) -> int | float:
-    """Return bytes, or a share.
-
-    Raises:
-        CommandError: it is neither.
-    """
+    """Return bytes, or a share."""
     try:
         if text.endswith("%"):
             return float(text.removesuffix("%")) / 100.0
@@ -371,29 +324,26 @@ def _size(text: str) -> int | float:
 
 
 def calibrate(
-    path: Source,
+    path: options.Source,
     data: options.Data,
     output: options.Target,
     method: Annotated[Method, typer.Option(help="How.")] = Method.best,
-    rounding: RoundingName = Rounding.nearest,
-    batch: BatchSize = 32,
-    input_type: InputTypes = None,
-    output_type: OutputTypes = None,
+    rounding: options.RoundingName = Rounding.nearest,
+    batch: options.BatchSize = 32,
+    input_type: options.InputTypes = None,
+    output_type: options.OutputTypes = None,
     signature: options.Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Set the ranges of a quantized model from data."""
-    files.check_source(path)
-    files.check_target(output, form, force)
+    record = Record(path, output, form, force).checked()
     to_file = files.format_of(output, form) is ModelFormat.tflite
     types_of_ends = _types_of_ends(input_type, output_type, to_file)
     batches = Batches(data, batch).of_file(path, signature)
-    record = Record(path, output, form)
-    model = files.read_model(path, signature)
+    model = record.read(signature)
     batches = batches.fitted(model.inputs)
-    record.opened(model)
     report = _calibrated(model, batches, method, rounding)
     _write(model, output, form, force, types_of_ends=types_of_ends)
     written = record.written(model, why_not="it has other ranges")

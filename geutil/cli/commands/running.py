@@ -12,34 +12,23 @@ import typer
 
 from geutil.cli import files, options
 from geutil.cli.files import CommandError
-from geutil.cli.options import (
-    As,
-    BatchSize,
-    Force,
-    Json,
-    ModelFormat,
-    Signature,
-    Source,
-    SourceOrLite,
-)
+from geutil.cli.options import ModelFormat, optional
 from geutil.cli.output import plain, show, show_rows, show_written, working
 from geutil.cli.running import differences, drawn_comparison, outputs_on, read_runnable
-from geutil.cli.wording import in_words, translated
 from geutil.cli.written import Record, Written
 from geutil.errors import ModelError
 from geutil.formats import format_by_name
 
 if TYPE_CHECKING:
     from geutil.model import Model
-    from geutil.model.comparison import Difference
-    from geutil.select.networks.outputs import Motion
+    from geutil.select.networks.outputs import Difference, Motion
 
 _KERAS = ".keras"
 _KERAS_READ = (_KERAS, ".h5", ".hdf5")
 
 
 def convert(
-    path: Source,
+    path: options.Source,
     output: options.Target,
     tf_ops: Annotated[
         bool,
@@ -49,10 +38,10 @@ def convert(
             "TensorFlow's own, for interpreters that come with them.",
         ),
     ] = False,
-    signature: Signature = None,
-    form: As = None,
-    force: Force = False,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> None:
     """Write a model in another format, and run what was written beside it.
 
@@ -67,13 +56,10 @@ def convert(
     else:
         files.check_target(output, form, force)
     form_written = None if to_keras else files.format_of(output, form)
-    if tf_ops and form_written is not ModelFormat.tflite:
-        raise CommandError(
-            "--tf-ops is for .tflite files; name the output so, or pass --format tflite"
-        )
-    record = Record(path, output, form)
-    model = files.read_model(path, signature)
-    record.opened(model)
+    if tf_ops:
+        files.check_is_lite("--tf-ops", form_written is ModelFormat.tflite)
+    record = Record(path, output, form, force)
+    model = record.read(signature)
     if to_keras:
         _write_keras(path, output)
     else:
@@ -83,7 +69,7 @@ def convert(
 
 
 def _check_keras(path: Path, output: Path, form: ModelFormat | None) -> None:
-    """Refuse a .keras file of what has no layers."""
+    """Refuse a .keras file of a model without layers."""
     if form is not None:
         raise CommandError(
             f"'{output}' is called a .keras file, and --format is {form.value}; leave "
@@ -112,7 +98,7 @@ def _write_keras(path: Path, output: Path) -> None:
 
 
 def _written(record: Record, model: Model, form: ModelFormat | None) -> Written:
-    """Return what was written, as it is read again and run."""
+    """Return the report of the written file, which is read again and run."""
     path, suffix = record.output, record.output.suffix.lower()
     if form is not None and form.value != format_by_name(path):
         return record.written(model, why_not=f"'{suffix}' does not say what it is")
@@ -125,7 +111,7 @@ def _written(record: Record, model: Model, form: ModelFormat | None) -> Written:
     try:
         again = files.read_model(path, model.signature if keeps_name else None)
     except ModelError as error:
-        why_not = f"it is not opened: {in_words(str(error))}"
+        why_not = f"it is not opened: {error}"
         return record.written(model, why_not=why_not, format=format)
     return record.written(again, format=format)
 
@@ -134,23 +120,14 @@ _RTOL, _ATOL = 1e-5, 1e-6
 
 
 def run(
-    path: SourceOrLite,
+    path: options.SourceOrLite,
     data: options.Data,
     output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output",
-            "-o",
-            help="A .npz file to write the outputs to.",
-            show_default=False,
-        ),
+        Path | None, optional("A .npz file to write the outputs to.", "--output", "-o")
     ] = None,
     against: Annotated[
         Path | None,
-        typer.Option(
-            help="A model or .tflite file to run on the same data, and compare with.",
-            show_default=False,
-        ),
+        optional("A model or .tflite file to run on the same data, and compare with."),
     ] = None,
     rtol: Annotated[
         float | None,
@@ -160,10 +137,10 @@ def run(
         float | None,
         typer.Option(min=0, help="The absolute tolerance.", show_default=str(_ATOL)),
     ] = None,
-    batch: BatchSize = 32,
-    signature: Signature = None,
-    force: Force = False,
-    as_json: Json = False,
+    batch: options.BatchSize = 32,
+    signature: options.Signature = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
 ) -> int:
     """Run a model on data, and show what each output holds.
 
@@ -176,7 +153,7 @@ def run(
     for source in (path, against):
         if source is not None:
             files.check_source(source)
-    _check_arrays(output, force)
+    files.check_file(output, force, "arrays", ".npz")
     files.Batches(data, batch).of_file(path, signature)
     files.start_tensorflow()
     ours = outputs_on(read_runnable(path, signature), data, batch)
@@ -218,25 +195,21 @@ def batch(
     ],
     output: Annotated[
         Path,
-        typer.Option(
-            "--output", "-o", help="The directory of the results.", show_default=False
-        ),
+        optional("The directory of the results.", "--output", "-o"),
     ],
     pipeline: Annotated[
         str,
-        typer.Option(
-            help="Steps with commas between them: fold, strip, freeze, unroll, "
+        optional(
+            "Steps with commas between them: fold, strip, freeze, unroll, "
             "batch-size=N, quantize, save=FORMAT, tflite; options behind colons, as in "
-            "quantize:scheme=int8x4.",
-            show_default=False,
+            "quantize:scheme=int8x4."
         ),
     ],
     data: Annotated[
         str | None,
-        typer.Option(
-            help="Data to calibrate with: a .npz file, a directory of them, one with "
-            "NAME.npz for each model, or 'random'.",
-            show_default=False,
+        optional(
+            "Data to calibrate with: a .npz file, a directory of them, one with "
+            "NAME.npz for each model, or 'random'."
         ),
     ] = None,
     workers: Annotated[
@@ -255,8 +228,8 @@ def batch(
         bool,
         typer.Option("--pages", help="Write a page for each model, with its stages."),
     ] = False,
-    signature: Signature = None,
-    as_json: Json = False,
+    signature: options.Signature = None,
+    as_json: options.Json = False,
 ) -> int:
     """Take many models through a pipeline, each in a process of its own.
 
@@ -278,7 +251,7 @@ def batch(
     if as_json:
         show(report.to_dict(), as_json=True)
     else:
-        print(translated(str(report)))
+        print(report)
     return 1 if report.undone else 0
 
 
@@ -308,7 +281,7 @@ _COLUMNS = ("name", "dtype", "shape", "min", "max", "mean")
 
 
 def _described(name: str, value: Any) -> dict[str, Any]:
-    """Return what an output holds; None for numbers that it has not."""
+    """Return dtype, shape and numbers of an output; None for numbers that it lacks."""
     import numpy as np
 
     numbers: dict[str, float | None] = dict.fromkeys(_COLUMNS[3:])
@@ -324,17 +297,6 @@ def _row(described: dict[str, Any]) -> list[str]:
     numbers = [described[key] for key in _COLUMNS[3:]]
     shown = ["-" if number is None else f"{number:.6g}" for number in numbers]
     return [described["name"], described["dtype"], f"[{shape}]", *shown]
-
-
-def _check_arrays(output: Path | None, force: bool) -> None:
-    """Refuse to write outputs where they cannot be, before anything is run."""
-    if output is None:
-        return
-    if output.suffix.lower() != ".npz":
-        raise CommandError(f"'{output}' is no name of arrays; name one ending in .npz")
-    if output.is_dir():
-        raise CommandError(f"'{output}' is a directory, and is not replaced by arrays")
-    files.check_place(output, force)
 
 
 def _write_arrays(arrays: dict[str, Any], path: Path) -> None:

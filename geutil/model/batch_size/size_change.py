@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import ModelError, TransformError
+from geutil.errors import ModelError, TransformError, Words
 from geutil.graph import shape_inference
 from geutil.graph.op_types import ENTERS, LOOPS, SWITCHES
 from geutil.graph.types import Tensor
@@ -32,6 +32,7 @@ from geutil.model.core import EditableModel, M
 from geutil.model.programs import ModelProgram, fresh_name, nodes_by_name, set_constant
 
 _numbers = itertools.count()
+_NAMED = Words("name those whose first axis is the batch with inputs=[...]")
 _FRAMES = ENTERS | SWITCHES
 
 
@@ -224,8 +225,8 @@ def _batched_inputs(
             if t.shape.rank is None:
                 raise ModelError(
                     f"input '{name}' has an unknown rank, so there is no telling "
-                    "whether it has a batch axis; name the inputs that have one "
-                    "with inputs=[...]"
+                    "whether it has a batch axis",
+                    remedy=_NAMED,
                 )
         names = [name for name, t in model.inputs.items() if t.shape.rank]
     names = [names] if isinstance(names, str) else list(names)
@@ -247,8 +248,8 @@ def _old_size(batched: Mapping[str, Tensor]) -> int | None:
     size_by_input = {name: t.shape.as_list()[0] for name, t in batched.items()}
     if len(set(size_by_input.values())) > 1:
         raise ModelError(
-            f"the inputs do not agree on the batch size: {size_by_input}; name those "
-            "whose first axis is the batch with inputs=[...]"
+            f"the inputs do not agree on the batch size: {size_by_input}",
+            remedy=_NAMED,
         )
     size: int | None = next(iter(size_by_input.values()))
     return size

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.errors import ModelError
+from geutil.errors import ModelError, Words
 from geutil.graph.types import Operation, Tensor
 from geutil.graph.walks import closure
 from geutil.model.batch_size import row_equivalence
@@ -18,7 +18,7 @@ from geutil.model.core import EditableModel, M
 from geutil.model.random_samples import Arrays, bounds_of_indices, random_inputs
 from geutil.select.walks import get_forward_walk_ops
 
-SKIP = "pass verify=False to take the model without the proof"
+SKIP = Words("pass verify=False to take the model without the proof")
 
 
 class ModelTrial:
@@ -132,8 +132,8 @@ class ModelTrial:
         except tf.errors.OpError as error:
             raise ModelError(
                 f"{self.model!r} fails on the inputs it was tried on, so that nothing "
-                f"can be proved: {error.message}; pass samples={{input: rows}}, or "
-                f"{SKIP}"
+                f"can be proved: {error.message}",
+                remedy=Words(f"pass samples={{input: rows}}, or {SKIP}"),
             ) from error
 
     def _new(self, inputs: Arrays, size: int) -> Arrays:
@@ -253,12 +253,14 @@ def _settle(
         if telling is not None:
             _settle(trial, name, telling, size, old)
             return
+        rows = Words(
+            "pass samples={input: rows} that make a difference, or verify=False to "
+            "take the model without the proof"
+        )
         raise _wrong(
             trial.model,
             name,
-            "all rows that were tried come out the same, which proves nothing; pass "
-            "samples={input: rows} that make a difference, or verify=False to take the "
-            "model without the proof",
+            f"all rows that were tried come out the same, which proves nothing; {rows}",
         )
 
 

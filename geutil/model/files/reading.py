@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from geutil.errors import ModelError
+from geutil.errors import ModelError, Words
 from geutil.formats import foreign_kind
 from geutil.model.files import wire
 from geutil.model.files.wire import GRAPH_DEF, META_GRAPH, SAVED_MODEL, Buffer
@@ -108,7 +108,8 @@ def select_meta_graph(
         )
     raise ModelError(
         f"the SavedModel holds no MetaGraph with the tags {sorted(requested_tags)}; "
-        f"it holds {listed}: pass one of these as tags=..."
+        f"it holds {listed}",
+        remedy=Words("pass one of these as tags=..."),
     )
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.errors import ModelError
+from geutil.errors import ModelError, Words
 from geutil.graph import op_types, strategy_variables
 from geutil.graph.graph_collections import VariableFacts, uninitialized_variable
 from geutil.graph.protos import op_def_of
@@ -105,7 +105,9 @@ def named_ends(graph_def: Any, ends: Ends, what: str, kind: str) -> dict[str, st
             raise ModelError(f"two inputs of {what} are '{name}'; name it once")
         named[public] = tensor_name(name)
     if kind == "output" and not named:
-        raise ModelError(f"{what} has no outputs; name tensors with outputs=[...]")
+        raise ModelError(
+            f"{what} has no outputs", remedy=Words("name tensors with outputs=[...]")
+        )
     return named
 
 

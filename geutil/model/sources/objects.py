@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import ModelError
+from geutil.errors import ModelError, Words
 from geutil.graph import keras_calls, strategy_variables
 from geutil.graph.functions import bindings, side_effects
 from geutil.graph.keras_calls import LayerCall
@@ -358,10 +358,13 @@ class Source:
             return signature_names[0]
         if not signature_names:
             raise ModelError(
-                f"{self.what} has no signatures; load it with tf.saved_model.load and "
-                "pass one of its functions"
+                f"{self.what} has no signatures",
+                remedy=Words(
+                    "load it with tf.saved_model.load and pass one of its functions",
+                    key="saved_model.load",
+                ),
             )
         raise ModelError(
-            f"{self.what} has several signatures and no '{DEFAULT_SIGNATURE}'; pass "
-            f"signature= as one of {signature_names}"
+            f"{self.what} has several signatures and no '{DEFAULT_SIGNATURE}'",
+            remedy=f"pass {Words('signature=')} as one of {signature_names}",
         )

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import ModelError
+from geutil.errors import ModelError, Words
 from geutil.graph import adjacency, creation
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import short_name
@@ -78,10 +78,14 @@ def turn_batch_norms(
         _apply(parts, chosen, live, turned)
         faults = _left(parts, options, turned, averages)
     if faults:
+        statistics = Words(
+            "pass statistics={name: (mean, variance)} with the names of their "
+            "variables, or keep=[name]"
+        )
         raise ModelError(
             "batch norms in training mode cannot be turned to inference: "
-            f"{'; '.join(faults)}. Pass statistics={{name: (mean, variance)}} with the "
-            "names of their variables, or keep=[name] to leave them as they are"
+            f"{'; '.join(faults)}",
+            remedy=f"{statistics} to leave them as they are",
         )
     return turned
 
@@ -239,10 +243,11 @@ def _redirect(
         if not readers:
             continue
         if not _fits(value, tensor):
+            keep = Words(f"keep=['{norm.name}']", norm.name)
             raise ModelError(
                 f"batch norm '{norm.name}': what is moved towards "
                 f"'{statistic.name}' has shape {value.shape}, and '{tensor.name}' "
-                f"{tensor.shape}; pass keep=['{norm.name}'] to leave it as it is"
+                f"{tensor.shape}; pass {keep} to leave it as it is"
             )
         with creation.neutral(tensor.graph):
             reroute_ts(_fitted(value, tensor), tensor, can_modify=readers)

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from geutil.errors import ArgumentTypeError, MissingExtraError, QuantizeError
-from geutil.graph.types import is_func_graph, type_name
+from geutil.errors import MissingExtraError, QuantizeError
+from geutil.graph.types import as_model
 from geutil.quantize.bits.plan import (
     BitOption,
     BitPlan,
@@ -162,13 +162,8 @@ class FloatNetwork:
     """A float model, and the data that bits are chosen by."""
 
     def __init__(self, model: Any, data: Any, scheme: str, method: str) -> None:
-        graph = getattr(model, "graph", None)
-        if not hasattr(model, "cut") or graph is None or not is_func_graph(graph):
-            raise ArgumentTypeError(
-                "bits are chosen for a geutil.model.Model, not for a "
-                f"{type_name(model)}; open it with geutil.model.open"
-            )
-        simulations = live_simulations(graph)
+        as_model(model, "bits are chosen for a geutil.model.Model, not for")
+        simulations = live_simulations(model.graph)
         if simulations:
             raise QuantizeError(
                 f"the model is quantized already, by '{simulations[0].name}'; choose "

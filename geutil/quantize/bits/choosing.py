@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.errors import ArgumentTypeError, QuantizeError, Words
 from geutil.graph.types import type_name
 from geutil.quantize.bits.bit_search import BitSearch, FloatNetwork, Metric
 from geutil.quantize.bits.plan import BitPlan
@@ -122,7 +122,8 @@ def _check_budget(size: Any, noise: Any, accuracy: Any) -> None:
     """Raise unless one budget is given, one that something could meet."""
     if sum(given is not None for given in (size, noise, accuracy)) != 1:
         raise QuantizeError(
-            "bits are chosen under one budget; pass one of size=, noise= and accuracy="
+            "bits are chosen under one budget",
+            remedy=f"pass {Words('one of size=, noise= and accuracy=')}",
         )
     for name, value in (("size", size), ("noise", noise)):
         if value is not None and not _is_number(value):
@@ -131,8 +132,10 @@ def _check_budget(size: Any, noise: Any, accuracy: Any) -> None:
             )
     if size is not None and (size <= 0 or (_is_share(size) and size > 1)):
         raise QuantizeError(
-            f"size={size} is no budget: pass whole bytes, or a share of what 8 "
-            "bits take as a float from 0 to 1"
+            "is no budget",
+            subject=Words(f"size={size}", size),
+            remedy="pass whole bytes, or a share of what 8 bits take "
+            f"{Words('as a float from 0 to 1')}",
         )
     if accuracy is not None:
         _check_accuracy(accuracy)

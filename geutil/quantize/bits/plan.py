@@ -11,11 +11,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from geutil.errors import QuantizeError
+from geutil.errors import QuantizeError, Words
 from geutil.notebook_display import Shown
 from geutil.quantize.spec import Override, Spec, check_bits
-from geutil.writing import written_atomically
+from geutil.writing import check_free, written_atomically
 
+_SAVING = Words("geutil.quantize.choose_bits(...).save(path)")
 _KIND, _VERSION = "geutil.quantize.BitPlan", 1
 
 
@@ -176,8 +177,7 @@ class BitPlan(Shown):
         Cost: linear in the layers.
         """
         path = Path(path)
-        if path.exists() and not overwrite:
-            raise QuantizeError(f"'{path}' exists; pass overwrite=True to replace it")
+        check_free(path, overwrite, QuantizeError)
         content = {"kind": _KIND, "version": _VERSION, **asdict(self)}
         with written_atomically(path, overwrite=True) as new:
             new.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
@@ -205,8 +205,8 @@ class BitPlan(Shown):
             return _read(content)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise QuantizeError(
-                f"'{path}' holds no plan of bits: {error}; write one with "
-                "geutil.quantize.choose_bits(...).save(path)"
+                f"'{path}' holds no plan of bits: {error}",
+                remedy=f"write one with {_SAVING}",
             ) from error
 
     def __str__(self) -> str:

@@ -12,8 +12,8 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.data_files import is_unscaled, unscaled
-from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.types import Graph, Tensor, is_func_graph, type_name
+from geutil.errors import QuantizeError
+from geutil.graph.types import Graph, Tensor, as_model
 from geutil.notebook_display import Shown
 from geutil.progress import counted
 from geutil.quantize import partial_copy, range_variables
@@ -25,6 +25,7 @@ from geutil.quantize.rounding import corrections
 from geutil.quantize.rounding.rounding import Choice, Rounded, round_weights
 from geutil.quantize.rounding.stages import check_flow
 from geutil.quantize.rounding.targets import NotRounded
+from geutil.quantize.schemes import QUANTIZE
 from geutil.quantize.spec import Range
 from geutil.select.networks import data
 
@@ -340,17 +341,12 @@ def _layers_shown(items: Sequence[T], progress: bool | None) -> Iterator[T]:
 
 
 def _sites(model: Any) -> list[RangeSite]:
-    graph = getattr(model, "graph", None)
-    if not hasattr(model, "inputs") or graph is None or not is_func_graph(graph):
-        raise ArgumentTypeError(
-            "ranges are calibrated in a geutil.model.Model, not in a "
-            f"{type_name(model)}; open it with geutil.model.open"
-        )
-    sites = find_sites(graph, model.variables)
+    as_model(model, "ranges are calibrated in a geutil.model.Model, not in")
+    sites = find_sites(model.graph, model.variables)
     if not sites:
         raise QuantizeError(
-            "the model reads no range from a variable; quantize it first, with "
-            "geutil.quantize.quantize(model, is_training=False)"
+            "the model reads no range from a variable",
+            remedy=f"quantize it first, with {QUANTIZE}",
         )
     return sites
 

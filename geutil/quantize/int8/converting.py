@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.errors import QuantizeError
+from geutil.errors import QuantizeError, Words
 from geutil.graph import adjacency, creation, functions, op_types, protos
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
 from geutil.quantize.blocks import block_of
@@ -390,8 +390,10 @@ def check_bits(graph: Graph) -> None:
             continue
         raise QuantizeError(
             f"'{op.name}' has {bits} bits: TFLite's int8 kernels store activations in "
-            "8 bits, and weights in 8 or less; quantize with activation_bits=8 and "
-            "weight_bits up to 8 to convert, or keep the model for simulation"
+            "8 bits, and weights in 8 or less",
+            remedy=f"quantize with {Words('activation_bits=8', 8)} and "
+            f"{Words('weight_bits')} up to 8 to convert, or keep the model for "
+            "simulation",
         )
 
 
@@ -419,13 +421,14 @@ def converted(
         if "TensorList" in said and "element_shape" in said:
             raise QuantizeError(
                 "TFLite's converter takes no loop whose lists have elements of an open "
-                f"size ({said.partition(';')[0]}): convert a model without loops, by "
-                "Model.unroll(), or of a fixed batch, by Model.set_batch_size(1)"
+                f"size ({said.partition(';')[0]})",
+                remedy=f"convert a model without loops, by {Words('Model.unroll()')}, "
+                f"or of a fixed batch, by {Words('Model.set_batch_size(1)')}",
             ) from error
         raise QuantizeError(
             f"TFLite's converter fails: {said}. Replace ops that it names, or "
-            "cut the model before them (model.cut); what the report of quantize skips "
-            "stays float"
+            f"cut the model before them ({Words('model.cut')}); what the report of "
+            "quantize skips stays float"
         ) from error
 
 
@@ -442,8 +445,9 @@ def check_learnt(sites: list[RangeSite]) -> None:
     more = len(untouched) - _SHOWN
     raise QuantizeError(
         f"{len(untouched)} range(s) are as they were initialized: {names}"
-        f"{f' and {more} more' if more > 0 else ''}; call geutil.quantize.calibrate "
-        "with data, train the model, or restore a checkpoint"
+        f"{f' and {more} more' if more > 0 else ''}",
+        remedy=f"call {Words('geutil.quantize.calibrate')} with data, train the model, "
+        "or restore a checkpoint",
     )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.errors import QuantizeError
+from geutil.errors import QuantizeError, Words
 from geutil.graph import creation, functions
 from geutil.graph.types import Tensor
 from geutil.quantize.calibration.ranges import frozen, range_values, unquantized
@@ -33,6 +33,7 @@ from geutil.quantize.int8.stored_results import (
 )
 from geutil.quantize.joined_inputs import are_uneven, parts_of
 from geutil.quantize.partial_copy import PartialCopy, Replace
+from geutil.quantize.schemes import QUANTIZE
 from geutil.select.names import LayerNames, with_layer
 from geutil.tflite.parts import Array
 
@@ -184,8 +185,9 @@ class NoiseMeter:
         if not self._results:
             raise QuantizeError(
                 "the model holds no FakeQuant op, so that there is no noise to tell "
-                "layer by layer; quantize it, with geutil.quantize.quantize(model, "
-                "scheme=...), before it is converted, or leave layers=True out"
+                "layer by layer",
+                remedy=f"quantize it, with {QUANTIZE}, before it is converted, or "
+                f"leave {Words('layers=True')} out",
             )
         self._values = range_values(model.graph)
         self._tensors = file_tensors(model, self._results, runner.file, self._values)

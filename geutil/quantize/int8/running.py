@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from geutil import tflite
-from geutil.errors import ArgumentTypeError, QuantizeError
+from geutil.errors import ArgumentTypeError, QuantizeError, Words
 from geutil.graph.types import type_name
 from geutil.tflite import LiteFile, LiteOp, LiteTensor
 from geutil.tflite.names import file_names
@@ -19,7 +19,8 @@ from geutil.tflite.run import new_interpreter
 
 _LARGE = 256
 _TOO_FAR = 2.0**19
-_OTHER = "it is of another model, or was not made by geutil.quantize.to_int8"
+_OTHER = Words("it is of another model, or was not made by geutil.quantize.to_int8")
+_SKIP = Words("overrides={name: 'skip'}", "REGEX")
 
 
 class Runner:
@@ -141,7 +142,7 @@ def _check_sums(ops: Iterable[LiteOp]) -> None:
                 f"of {max(addend_steps):.2g} to a result in steps of "
                 f"{result_step:.2g}. Let the model add smaller numbers, -1e4 for "
                 "example in a mask of -1e9; or leave what makes them float, with "
-                "overrides={name: 'skip'}"
+                f"{_SKIP}"
             )
 
 

@@ -27,6 +27,7 @@ from geutil.quantize.planning.network import (
     kernel_of,
     source_of,
 )
+from geutil.quantize.schemes import FOLD
 from geutil.quantize.spec import (
     SYMMETRIC_START,
     Format,
@@ -225,7 +226,6 @@ BEHIND = (
     "is behind the last layer, and may be part of a loss; an override with a "
     "geutil.quantize.Spec for it quantizes it"
 )
-_FOLD_FIRST = "fold it first, with geutil.batchnorm.fold_batch_norms"
 _MORE_AT_THE_END = frozenset((Treatment.PASSES, Treatment.KEEPS, Treatment.JOINS))
 
 
@@ -393,9 +393,9 @@ class Drafts:
         if obstacle:
             return obstacle
         if op.type in FUSED_NORMS and not is_layer_norm(op):
-            return f"is a batch norm; {_FOLD_FIRST}"
+            return f"is a batch norm; fold it first, with {FOLD}"
         if any(self.network.is_statistic(t) for t in op.inputs):
-            return f"belongs to a batch norm in training; {_FOLD_FIRST}"
+            return f"belongs to a batch norm in training; fold it first, with {FOLD}"
         kernel = kernel_of(op)
         behind = self.network.is_behind_layers(op) and not self.overrides.asked(op)
         return BEHIND if behind and not self._may_end(op, kernel) else ""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from geutil.errors import Words
 from geutil.graph import (
     adjacency,
     creation,
@@ -188,6 +189,10 @@ def is_left_in_float(op: Operation) -> bool:
     return creation.has_mark(op, _IN_FLOAT)
 
 
+_UNROLL = Words(
+    "Model.unroll(), once the model is opened with geutil.model.open",
+    key="Model.unroll()",
+)
 _SMALL = 64
 """Constants of so many values are told by them."""
 
@@ -459,7 +464,7 @@ class Network:
         if op.type in op_types.LOOPS:
             return (
                 "runs bodies that are not looked into, in float; unroll it with "
-                "Model.unroll(), once the model is opened with geutil.model.open"
+                f"{_UNROLL}"
             )
         if op.type in _FLOW:
             return (

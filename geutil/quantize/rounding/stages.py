@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from geutil.errors import QuantizeError
+from geutil.errors import QuantizeError, Words
 from geutil.graph import adjacency, creation, functions, op_types
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.quantize.calibration.ranges import unquantized
 from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.select.networks.layers import Layer
 
+_NEAREST = Words("rounding='nearest'", "nearest")
 _NOT_KEPT = (tf.resource, tf.variant)
 
 
@@ -140,7 +141,8 @@ def check_flow(graph: Graph) -> None:
         if op.type in op_types.ENTERS:
             raise QuantizeError(
                 f"'{op.name}' ({op.type}) begins a loop of version 1, and layers in it "
-                "cannot be run one by one; calibrate with rounding='nearest'"
+                "cannot be run one by one",
+                remedy=f"calibrate with {_NEAREST}",
             )
 
 

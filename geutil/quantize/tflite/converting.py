@@ -9,9 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from geutil import tflite
-from geutil.errors import ArgumentTypeError, QuantizeError, TFLiteError
-from geutil.graph import types
-from geutil.graph.types import type_name
+from geutil.errors import ArgumentTypeError, QuantizeError, TFLiteError, Words
+from geutil.graph.types import as_model, type_name
 from geutil.quantize.calibration.calibrating import calibrate
 from geutil.quantize.calibration.ranges import find_sites, live_simulations
 from geutil.quantize.int8 import block_weights, running
@@ -27,7 +26,7 @@ from geutil.quantize.int8.least_memory import least_memory_order
 from geutil.quantize.int8.left_in_float import Apart
 from geutil.quantize.planning.network import is_quantized
 from geutil.quantize.quantizing import quantize
-from geutil.quantize.schemes import SCHEMES, Scheme, scheme_named
+from geutil.quantize.schemes import QUANTIZE, SCHEMES, Scheme, scheme_named
 from geutil.quantize.tflite.lowering import lower
 from geutil.quantize.tflite.stored_weights import (
     LeftInFloat,
@@ -116,18 +115,10 @@ def _by_name(
 
 
 _logger = logging.getLogger("geutil")
+_CONVERTED = "a geutil.model.Model is converted, not"
 _INT16_BITS = 16
 _LEAST_MEMORY = "least_memory"
 _ORDERS = ("converter", _LEAST_MEMORY)
-
-
-def _check_model(model: Any) -> None:
-    graph: Any = getattr(model, "graph", None)
-    if not hasattr(model, "concrete_function") or not types.is_graph(graph):
-        raise ArgumentTypeError(
-            f"a geutil.model.Model is converted, not a {types.type_name(model)}; open "
-            "it with geutil.model.open"
-        )
 
 
 def to_int8(
@@ -188,11 +179,11 @@ def to_int8(
         >>> interpreter.get_output_details()[0]["dtype"].__name__
         'int8'
     """
-    _check_model(model)
-    if not live_simulations(model.graph):
+    graph = as_model(model, _CONVERTED).graph
+    if not live_simulations(graph):
         raise QuantizeError(
-            "the model holds no FakeQuant op; quantize it first, with "
-            "geutil.quantize.quantize(model, is_training=False)"
+            "the model holds no FakeQuant op",
+            remedy=f"quantize it first, with {QUANTIZE}",
         )
     types_of_ends = EndTypes(model, input_type, output_type)
     if representative is not None:
@@ -294,7 +285,7 @@ def to_tflite(
         >>> list(sizes.values()) == sorted(sizes.values(), reverse=True)
         True
     """
-    _check_model(model)
+    as_model(model, _CONVERTED)
     if order not in _ORDERS:
         raise QuantizeError(
             f"there is no order '{order}'; the orders are {', '.join(_ORDERS)}"
@@ -352,7 +343,8 @@ def _scheme_of(model: Any) -> Scheme:
     if not live_simulations(model.graph):
         raise QuantizeError(
             "the model holds no FakeQuant op, so that it does not tell by which scheme "
-            f"it is to be stored; pass scheme=, one of {', '.join(SCHEMES)}"
+            "it is to be stored",
+            remedy=f"pass {Words('scheme=')}, one of {', '.join(SCHEMES)}",
         )
     bits = _activation_bits(model)
     if not bits:
@@ -365,6 +357,8 @@ def _check_scheme(model: Any, scheme: Scheme) -> None:
     """Raise if a model was not quantized as a scheme needs it."""
     bits = _activation_bits(model)
     quantized = bool(live_simulations(model.graph))
+    call = Words(f"quantize(model, scheme='{scheme.name}')", scheme.name)
+    again = f"quantize it with {call}"
     if scheme.is_float and quantized:
         raise QuantizeError(
             f"the scheme '{scheme.name}' stores a model that is not quantized, and "
@@ -374,25 +368,25 @@ def _check_scheme(model: Any, scheme: Scheme) -> None:
         raise QuantizeError(
             f"the scheme '{scheme.name}' stores no weights by blocks, and the model "
             "simulates some; convert it by the scheme 'dynamic_range_int4', or open it "
-            f"anew and quantize it with quantize(model, scheme='{scheme.name}')"
+            f"anew and {again}"
         )
     if scheme.weights_only and bits:
         raise QuantizeError(
             f"the scheme '{scheme.name}' leaves activations in float, and the model "
-            f"simulates them in {max(bits)} bits; quantize it with "
-            f"quantize(model, scheme='{scheme.name}')"
+            f"simulates them in {max(bits)} bits",
+            remedy=again,
         )
     if not scheme.weights_only and (scheme.activation_bits or 0) < max(bits, default=0):
         raise QuantizeError(
             f"the scheme '{scheme.name}' stores activations in "
-            f"{scheme.activation_bits} bits, and the model simulates {max(bits)}; "
-            f"quantize it with quantize(model, scheme='{scheme.name}')"
+            f"{scheme.activation_bits} bits, and the model simulates {max(bits)}",
+            remedy=again,
         )
     if not scheme.weights_only and not bits:
         raise QuantizeError(
             f"the model simulates no activations, which the scheme '{scheme.name}' "
-            f"stores in {scheme.activation_bits} bits; quantize it with "
-            f"quantize(model, scheme='{scheme.name}', is_training=False), and calibrate"
+            f"stores in {scheme.activation_bits} bits",
+            remedy=f"{again}, and calibrate",
         )
 
 

@@ -22,27 +22,28 @@ def widened(a: Array) -> Array:
     return a.astype(np.complex128 if a.dtype.kind == "c" else np.float64)
 
 
-def distances(x: Array, y: Array) -> Array:
-    """Return |x - y| of widened arrays of one shape, element by element.
+def distances(a: Array, b: Array) -> Array:
+    """Return |a - b| of arrays of one shape, element by element, in float64.
 
     NaN equals NaN, and an infinity the same infinity; either against anything else is
-    infinitely far off.
+    infinitely far off. Integers are subtracted exactly, of which float64 does not hold
+    all. Booleans and strings have no distance: what differs is infinitely far off.
 
     Example:
         >>> import numpy as np
         >>> distances(np.array([1.0, np.nan, np.inf]), np.array([3.0, np.nan, 0.0]))
         array([ 2.,  0., inf])
     """
-    same = (x == y) | (np.isnan(x) & np.isnan(y))
+    same = np.asarray((a == b) | ((a != a) & (b != b)))
+    kinds = {a.dtype.kind, b.dtype.kind}
+    if not kinds <= {*"fciuV"}:
+        return np.where(same, 0.0, np.inf)
+    if kinds <= {*"iu"}:
+        # Differences of int64 and uint64 fit into neither: Python's integers do it.
+        return np.abs(a.astype(object) - b.astype(object)).astype(np.float64)
     with np.errstate(invalid="ignore", over="ignore"):
-        apart = np.where(same, 0.0, np.abs(x - y))
+        apart = np.where(same, 0.0, np.abs(widened(a) - widened(b)))
     return np.where(np.isnan(apart), np.inf, apart)
-
-
-def exact_distances(a: Array, b: Array) -> Array:
-    """Return |a - b| of integers, of which float64 does not hold all."""
-    # Differences of int64 and uint64 do not fit into either: Python's integers do.
-    return np.abs(a.astype(object) - b.astype(object)).astype(np.float64)
 
 
 def farthest(apart: Array) -> tuple[float, tuple[int, ...]]:
@@ -50,6 +51,144 @@ def farthest(apart: Array) -> tuple[float, tuple[int, ...]]:
     place = np.unravel_index(int(np.argmax(apart)), apart.shape)
     index = tuple(int(i) for i in place)
     return float(apart[index]), index
+
+
+@dataclass(frozen=True)
+class Difference:
+    """Where two values of an output are farthest apart.
+
+    NaN equals NaN, and an infinity the same infinity; either against anything else is
+    infinitely far off. Integers, booleans and strings are compared exactly; booleans
+    and strings have no distance, so that a difference is infinite.
+
+    Attributes:
+        output: the name of the output.
+        equal: whether each element is: |a - b| <= atol + rtol * |b|.
+        absolute: the largest |a - b|.
+        relative: the largest |a - b| / |b|; infinite where b alone is 0.
+        index: where the absolute difference is largest, None where there is none.
+        sample: the number of the input that it came from.
+        values: the two elements there.
+        mismatch: how the dtypes or shapes differ, None if they do not; nothing else is
+            compared then.
+    """
+
+    output: str
+    equal: bool
+    absolute: float
+    relative: float
+    index: tuple[int, ...] | None
+    sample: int
+    values: tuple[Any, Any] | None
+    mismatch: str | None = None
+
+    def __str__(self) -> str:
+        if self.mismatch is not None:
+            return f"{self.output}: {self.mismatch}"
+        text = (
+            f"{self.output}: largest difference {self.absolute:.3g} absolute, "
+            f"{self.relative:.3g} relative"
+        )
+        if self.index is not None and self.values is not None:
+            a, b = self.values
+            text += f", at {list(self.index)} of sample {self.sample}: {a} and {b}"
+        return text if self.equal else f"{text} (too much)"
+
+    def worse(self, other: Difference | None) -> Difference:
+        """Return the worse of two differences, with the largest of both numbers."""
+        if other is None:
+            return self
+        first, second = (
+            (other, self) if other.badness >= self.badness else (self, other)
+        )
+        return Difference(
+            first.output,
+            first.equal and second.equal,
+            max(first.absolute, second.absolute),
+            max(first.relative, second.relative),
+            first.index,
+            first.sample,
+            first.values,
+            first.mismatch,
+        )
+
+    @property
+    def badness(self) -> tuple[bool, float, bool]:
+        """Return the key that orders differences."""
+        return (self.mismatch is not None, self.absolute, not self.equal)
+
+
+def difference(
+    output: str, a: Array, b: Array, *, sample: int, rtol: float, atol: float
+) -> Difference:
+    """Return where two arrays are farthest apart; `b` is the reference.
+
+    Example:
+        >>> import numpy as np
+        >>> d = difference(
+        ...     "y",
+        ...     np.array([1.0, 2.5]),
+        ...     np.array([1.0, 2.0]),
+        ...     sample=0,
+        ...     rtol=0,
+        ...     atol=0,
+        ... )
+        >>> print(d)
+        y: largest difference 0.5 absolute, 0.25 relative, at [1] of sample 0: 2.5 and
+        2.0 (too much)
+    """
+    mismatch = _mismatch(a, b)
+    if mismatch is not None:
+        inf = float("inf")
+        return Difference(output, False, inf, inf, None, sample, None, mismatch)
+    if not a.size:
+        return Difference(output, True, 0.0, 0.0, None, sample, None)
+    absolute, relative, close = _distances(a, b, rtol, atol)
+    largest, index = farthest(absolute)
+    return Difference(
+        output,
+        bool(close.all()),
+        largest,
+        float(relative.max()),
+        index if largest else None,
+        sample,
+        (a[index].item() if a.dtype != object else a[index], _plain(b[index]))
+        if largest
+        else None,
+    )
+
+
+def _plain(element: Any) -> Any:
+    return element.item() if isinstance(element, np.generic) else element
+
+
+def _mismatch(a: Array, b: Array) -> str | None:
+    if a.dtype != b.dtype:
+        return f"dtype {a.dtype} and {b.dtype}"
+    if a.shape != b.shape:
+        return f"shape {list(a.shape)} and {list(b.shape)}"
+    return None
+
+
+def _distances(
+    a: Array, b: Array, rtol: float, atol: float
+) -> tuple[Array, Array, Array]:
+    """Return absolute and relative differences, and what is close enough."""
+    apart = distances(a, b)
+    if not {a.dtype.kind, b.dtype.kind} <= {*"fciuV"}:
+        return apart, apart, apart == 0
+    with np.errstate(invalid="ignore", over="ignore"):
+        size = np.abs(widened(b))
+        allowed = atol + rtol * np.where(np.isfinite(size), size, 0.0)
+        if a.dtype.kind in "iu":
+            allowed = np.zeros_like(size)
+        return apart, _ratio(apart, size), (apart == 0) | (apart <= allowed)
+
+
+def _ratio(apart: Array, size: Array) -> Array:
+    with np.errstate(invalid="ignore", divide="ignore"):
+        ratio = np.where(apart == 0, 0.0, apart / size)
+    return np.where(np.isnan(ratio), np.inf, ratio)
 
 
 @dataclass(frozen=True)
@@ -142,3 +281,31 @@ class Movement:
     def entry(self) -> Motion:
         """Return what was seen."""
         return Motion(self._varies, self._largest, self._samples)
+
+
+class Tally:
+    """The comparison of outputs by name, sample by sample.
+
+    Args:
+        rtol: the relative tolerance.
+        atol: the absolute tolerance.
+
+    Attributes:
+        differences: by output, where the two are farthest apart.
+    """
+
+    def __init__(self, rtol: float = 0.0, atol: float = 0.0) -> None:
+        self._limits = {"rtol": rtol, "atol": atol}
+        self.differences: dict[str, Difference] = {}
+        self._movements: dict[str, Movement] = {}
+
+    def add(self, name: str, a: Array, b: Array, sample: int, rows: int | None) -> None:
+        """Take in an output of two networks for a batch, the second the reference."""
+        new = difference(name, a, b, sample=sample, **self._limits)
+        self.differences[name] = new.worse(self.differences.get(name))
+        self._movements.setdefault(name, Movement()).add(b, rows)
+
+    @property
+    def motions(self) -> dict[str, Motion]:
+        """How much each output of the reference moves with the samples."""
+        return {name: moved.entry() for name, moved in self._movements.items()}
