@@ -54,13 +54,24 @@ def powers(source: PathLike) -> Powers:
         >>> powers("testdata/two_signatures").computes_only
         True
     """
-    path = Path(source)
+    return _powers(Path(source))
+
+
+def powers_without_values(source: PathLike) -> Powers:
+    """Report the capabilities of a model whose weights are not read, as `powers` does.
+
+    In HDF5 files of weights within an archive no links are looked for.
+    """
+    return _powers(Path(source), values=False)
+
+
+def _powers(path: Path, *, values: bool = True) -> Powers:
     if not path.exists():
         raise ModelError(f"'{path}' does not exist")
     if path.is_dir():
         entries, ops = saved_models.powers_of_directory(path)
     elif path.suffix in KERAS_SUFFIXES:
-        entries, ops = archives.powers_of_keras(path)
+        entries, ops = archives.powers_of_keras(path, values=values)
     elif is_tflite_file(path):
         entries, ops = archives.powers_of_tflite(path)
     else:

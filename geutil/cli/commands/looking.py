@@ -102,7 +102,7 @@ def view(
         return
     batches = None if data is None else Batches(data, batch).of_file(paths[-2])
     read = files.read_model if held else files.read_drawn
-    models = [read(path, signature) for path in paths]
+    models = [read(path, signature, values=len(paths) > 1) for path in paths]
     files.start_tensorflow()
     noise = None if batches is None else _noise_of(models, batches)
     from geutil import report
@@ -429,7 +429,7 @@ def inspect(
             show(told, as_json=True)
         return code
     try:
-        opened = files.read_model(path, signature)
+        opened = files.read_model(path, signature, values=False)
         names = [op.name for op in opened.graph.get_operations()]
         counts, unknown = _scopes(names), ""
     except geutil.model.ModelError as error:
@@ -491,7 +491,7 @@ def ops(
         listed = _ops_of_file(path)
         scopes: tuple[str, ...] | None = None if scope is None else (scope,)
     else:
-        graph = files.read_model(path, signature).graph
+        graph = files.read_model(path, signature, values=False).graph
         from geutil.select import names
 
         scopes = names.scopes_meant([graph], scope)

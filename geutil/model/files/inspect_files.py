@@ -19,7 +19,6 @@ from geutil.model.files import (
     keras_files,
     reading,
     schema,
-    tflite_inspection,
     wire,
 )
 from geutil.model.files.inspection import (
@@ -344,5 +343,8 @@ def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
     if not is_directory and source.suffix in keras_files.KERAS_SUFFIXES:
         return keras_files.inspect_keras(source)
     if not is_directory and is_tflite_file(source):
-        return tflite_inspection.inspect_tflite(source)
+        # Other files need no classes of TFLite, which take 0.1 s to make.
+        from geutil.model.files.tflite_inspection import inspect_tflite
+
+        return inspect_tflite(source)
     return inspect_graphs(source, tags, is_directory=is_directory)
