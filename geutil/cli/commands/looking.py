@@ -103,7 +103,7 @@ def view(
     batches = None if data is None else Batches(data, batch).of_file(paths[-2])
     read = files.read_model if held else files.read_drawn
     models = [read(path, signature, values=len(paths) > 1) for path in paths]
-    files.start_tensorflow()
+    files.start_tensorflow(registers=False)
     noise = None if batches is None else _noise_of(models, batches)
     from geutil import report
 
@@ -423,7 +423,7 @@ def inspect(
     told = {**plain(inspection), "powers": plain(powers.entries)}
     if not as_json:
         print(inspection)
-        print(f"powers: {powers}")
+        print(f"capabilities: {powers}")
     if not with_scopes:
         if as_json:
             show(told, as_json=True)
