@@ -161,7 +161,7 @@ def read_model(
 
     with working(f"opening {path.name}"):
         if not is_lite(path):
-            if not values and path.suffix in _KERAS_SUFFIXES:
+            if not values and path.suffix == ".keras" and path.is_file():
                 return open_without_values(path, signature)
             return open(str(path), signature=signature)
         file: Any = open(str(path))

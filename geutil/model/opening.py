@@ -154,12 +154,12 @@ def open(
 
 
 def open_without_values(path: Path, signature: str | None = None) -> Model:
-    """Open a file of Keras as `open` does, for its graph.
+    """Open a `.keras` file as `open` does, for its graph.
 
     The values of weights are not read, and are zeros, if the configuration tells all
     else and can do no more than compute.
 
-    Cost: 0.6 CPU seconds less for MobileNetV2, on two cores.
+    Cost: for MobileNetV2 0.7 CPU seconds in the place of 1.5, besides tracing it.
     """
     found = lazy.provided("powers of a file without values")(path)
     keras_model = objects.build_keras_file(path) if found.computes_only else None

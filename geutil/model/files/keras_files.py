@@ -83,13 +83,11 @@ def configurations(file: Path) -> tuple[Any, Any]:
 
 
 def without_values(file: Path) -> Any:
-    """Return a configuration of the model in a file in which weights start as zeros.
+    """Return the configuration in a `.keras` file, with zeros as initial weights.
 
     None if the file holds more of its layers than the configuration and the values of
     weights, or if Keras 3 has not written it.
     """
-    if file.suffix != ".keras":
-        return None
     config, version, _ = configuration(file)
     if version.startswith("2.") or not isinstance(config, dict):
         return None
