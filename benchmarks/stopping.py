@@ -367,13 +367,16 @@ def _write_models(folder: Path) -> None:
 
 def points(total: int, changes: Sequence[int], count: int) -> list[int]:
     """Return points of a run: half of them changes of files, the others among all."""
-    spread = count - min(count // 2, len(changes))
-    chosen = {1 + at * (total - 1) // max(spread - 1, 1) for at in range(spread)}
-    some = len(changes) and min(count // 2, len(changes))
-    chosen |= {
-        changes[at * (len(changes) - 1) // max(some - 1, 1)] for at in range(some)
-    }
-    return sorted(chosen)
+    chosen = set(_spread(changes, count // 2))
+    others = [event for event in range(1, total + 1) if event not in chosen]
+    return sorted(chosen.union(_spread(others, count - len(chosen))))
+
+
+def _spread(events: Sequence[int], count: int) -> Iterator[int]:
+    """Yield some of the events, the first and the last among them; all if so few."""
+    count = min(count, len(events))
+    for at in range(count):
+        yield events[at * (len(events) - 1) // max(count - 1, 1)]
 
 
 def main() -> int:

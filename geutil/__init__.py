@@ -276,5 +276,10 @@ lazy.provide(notebook_display.DRAWING, "geutil.report.pages", "html_of")
 lazy.provide("model of a TFLite file", "geutil.model", "from_tflite")
 lazy.provide("powers of a file", "geutil.capabilities.scan", "powers")
 lazy.provide(
+    "powers of a file without values",
+    "geutil.capabilities.scan",
+    "powers_without_values",
+)
+lazy.provide(
     "model without powers", "geutil.capabilities.without_powers", "without_powers"
 )

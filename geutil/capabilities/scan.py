@@ -19,11 +19,11 @@ from geutil.errors import ModelError
 from geutil.formats import is_tflite_file
 from geutil.model.files import wire
 from geutil.model.files.hdf5 import Hdf5File, read_hdf5
-from geutil.model.files.inspection import read_tflite
 from geutil.model.files.keras_files import KERAS_SUFFIXES, configurations
 from geutil.model.files.wire import Buffer, message_class
-from geutil.tflite import LiteOp
-from geutil.tflite.parts import FLEX
+
+if TYPE_CHECKING:
+    from geutil.tflite import LiteOp
 
 if TYPE_CHECKING:
     from geutil.model.files.reading import PathLike
@@ -39,13 +39,15 @@ _CUSTOM_KERNELS = frozenset(
     ("AudioSpectrogram", "Mfcc", "NumericVerify", "TFLite_Detection_PostProcess")
 )
 """Custom ops that TFLite's own interpreter has kernels of."""
+_FLEX = "Flex"
+"""Begins the kinds of ops of TensorFlow in TFLite files."""
 _FOREIGN = frozenset(
     ("DELEGATE", "PLACEHOLDER_FOR_GREATER_OP_CODES", "STABLEHLO_CUSTOM_CALL")
 )
 """Ops of TFLite that others run."""
 
 
-def powers_of_keras(file: Path) -> tuple[list[Power], int]:
+def powers_of_keras(file: Path, *, values: bool = True) -> tuple[list[Power], int]:
     """Return the capabilities of a `.keras` or HDF5 file, and its number of layers."""
     config, training = configurations(file)
     is_archive = file.suffix == ".keras"
@@ -53,13 +55,13 @@ def powers_of_keras(file: Path) -> tuple[list[Power], int]:
     entries = list(powers_of_config(config, place))
     entries += powers_of_config(training, "its training configuration")
     if is_archive:
-        entries += _in_entries(file)
+        entries += _in_entries(file, values=values)
     else:
         entries += _in_links(read_hdf5(file), file.name)
     return entries, sum(1 for item, _ in items(config) if "class_name" in item)
 
 
-def _in_entries(file: Path) -> Iterator[Power]:
+def _in_entries(file: Path, *, values: bool) -> Iterator[Power]:
     """Yield the oddities of an archive's entries, and links in its weights."""
     with zipfile.ZipFile(file) as archive, wire.mapped(file) as buffer:
         infos = archive.infolist()
@@ -77,7 +79,7 @@ def _in_entries(file: Path) -> Iterator[Power]:
             )
         elif info.filename.endswith(_WEIGHTS) and not info.is_dir():
             weights.append(info.filename)
-    if weights:
+    if weights and values:
         yield from _in_links(read_hdf5(file, tuple(weights)), file.name)
 
 
@@ -123,6 +125,9 @@ def powers_of_tflite(file: Path) -> tuple[list[Power], int]:
     TFLite's own kernels compute. Flex ops are TensorFlow's, and have their
     capabilities.
     """
+    # Files of Keras need no classes of TFLite, which take 0.1 s to make.
+    from geutil.model.files.tflite_inspection import read_tflite
+
     content = read_tflite(file)
     entries = []
     count = 0
@@ -141,7 +146,7 @@ def _power_of_lite(op: LiteOp) -> tuple[str, str]:
     """Return the capability of an op of a TFLite file, and its detail."""
     if not op.is_custom:
         return (op_table.UNKNOWN if op.kind in _FOREIGN else op_table.COMPUTE), ""
-    if not op.kind.startswith(FLEX):
+    if not op.kind.startswith(_FLEX):
         is_own = op.kind in _CUSTOM_KERNELS
         return (op_table.COMPUTE if is_own else op_table.UNKNOWN), ""
     from flatbuffers import flexbuffers
@@ -155,7 +160,7 @@ def _power_of_lite(op: LiteOp) -> tuple[str, str]:
         # A damaged file raises any error that its reader comes across.
         return op_table.UNKNOWN, "its options hold no op of TensorFlow"
     kind, detail = power_of_node(node)
-    if node.op != op.kind.removeprefix(FLEX):
+    if node.op != op.kind.removeprefix(_FLEX):
         detail = f"op '{node.op}' {detail}".rstrip()
     return kind, detail
 
@@ -198,13 +203,24 @@ def powers(source: PathLike) -> Powers:
         >>> powers("testdata/two_signatures").computes_only
         True
     """
-    path = Path(source)
+    return _powers(Path(source))
+
+
+def powers_without_values(source: PathLike) -> Powers:
+    """Report the capabilities of a model whose weights are not read, as `powers` does.
+
+    In HDF5 files of weights within an archive no links are looked for.
+    """
+    return _powers(Path(source), values=False)
+
+
+def _powers(path: Path, *, values: bool = True) -> Powers:
     if not path.exists():
         raise ModelError(f"'{path}' does not exist")
     if path.is_dir():
         entries, ops = saved_models.powers_of_directory(path)
     elif path.suffix in KERAS_SUFFIXES:
-        entries, ops = powers_of_keras(path)
+        entries, ops = powers_of_keras(path, values=values)
     elif is_tflite_file(path):
         entries, ops = powers_of_tflite(path)
     else:

@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from geutil.errors import spoken_with
+from geutil.formats import is_tflite_file
 from geutil.jobs import model_job as jobs
 from geutil.jobs.processes import SERVE, serve
 from geutil.jobs.report import write_json
@@ -252,7 +253,11 @@ def _work(
 def _open(path: Path, signature: str | None, opened: list[Model]) -> str:
     from geutil import model
 
-    opened.append(model.open(str(path), signature=signature))
+    if path.is_file() and is_tflite_file(path):
+        file: Any = model.open(str(path))
+        opened.append(model.from_tflite(file, signature=signature))
+    else:
+        opened.append(model.open(str(path), signature=signature))
     return repr(opened[0])
 
 

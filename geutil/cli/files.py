@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from geutil.cli.imports import import_keras, import_tensorflow
+from geutil.cli.imports import import_keras, import_tensorflow, register_all
 from geutil.cli.options import ModelFormat
 from geutil.cli.output import working
 from geutil.errors import GeutilError, TFLiteError
@@ -35,17 +35,19 @@ DEFAULT = "serving_default"
 """The signature that is opened where none is named."""
 
 
-def start_tensorflow() -> None:
-    """Import TensorFlow."""
-    if "tensorflow" in sys.modules:
-        return
-    with _starting("TensorFlow"):
-        import_tensorflow()
+def start_tensorflow(*, registers: bool = True) -> None:
+    """Import TensorFlow; with `registers` all that graphs in files may name."""
+    if "tensorflow" not in sys.modules:
+        with _starting("TensorFlow"):
+            import_tensorflow()
+    # Graphs that Keras traces name only ops and types that it has imported.
+    if registers:
+        register_all()
 
 
 def start_keras() -> None:
     """Import Keras behind TensorFlow, for files of Keras."""
-    start_tensorflow()
+    start_tensorflow(registers=False)
     if not any(name in sys.modules for name in ("keras", "tf_keras")):
         with _starting("Keras"):
             import_keras()
@@ -129,16 +131,27 @@ def _what_is(path: Path) -> str:
     return kind or "not of a format to read"
 
 
-def read_model(path: Path, signature: str | None = None) -> Model:
-    """Open a model, or the graph of a TFLite file, and start TensorFlow for that."""
+def read_model(
+    path: Path, signature: str | None = None, *, values: bool = True
+) -> Model:
+    """Open a model, or the graph of a TFLite file, and start TensorFlow for that.
+
+    Args:
+        path: the place of the file.
+        signature: the signature to open.
+        values: whether the values of weights are asked for.
+    """
     check_source(path)
     if "tensorflow" not in sys.modules and not is_text(path):
         _check_content(path, signature)
     start_keras() if path.suffix in _KERAS_SUFFIXES else start_tensorflow()
     from geutil.model import ModelError, from_tflite, open
+    from geutil.model.opening import open_without_values
 
     with working(f"opening {path.name}"):
         if not is_lite(path):
+            if not values and path.suffix == ".keras" and path.is_file():
+                return open_without_values(path, signature)
             return open(str(path), signature=signature)
         file: Any = open(str(path))
         try:
@@ -163,10 +176,12 @@ def _check_content(path: Path, signature: str | None) -> None:
         )
 
 
-def read_drawn(path: Path, signature: str | None = None) -> Model | Path:
+def read_drawn(
+    path: Path, signature: str | None = None, *, values: bool = True
+) -> Model | Path:
     """Return a subject that can be drawn: a model, or the path of a TFLite file."""
     check_source(path)
-    return path if is_lite(path) else read_model(path, signature)
+    return path if is_lite(path) else read_model(path, signature, values=values)
 
 
 def check_target(path: Path, chosen: ModelFormat | None, force: bool) -> None:

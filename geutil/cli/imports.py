@@ -1,7 +1,8 @@
 """Imports of TensorFlow and Keras that leave out what no command needs.
 
 `import tensorflow` imports Keras, which imports pandas and matplotlib where these are
-installed, and Python collects garbage among the millions of objects that stay.
+installed, and all of two public interfaces, of which a command uses few packages; and
+Python collects garbage among the millions of objects that stay.
 """
 
 from __future__ import annotations
@@ -10,23 +11,55 @@ import gc
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import reduce
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 # TensorFlow imports it at its end, and takes that it cannot be imported.
 _KERAS = ("keras.src.optimizers", "tf_keras.src.optimizers")
-# Keras draws pictures and feeds tables with these, and goes without them.
-_OF_KERAS = ("pandas", "matplotlib", "matplotlib.pyplot")
+# Keras draws, feeds tables, downloads and shows with these, and goes without them.
+_OF_KERAS = ("pandas", "matplotlib", "matplotlib.pyplot", "IPython", "requests", "PIL")
 _SELDOM = (50_000, 20, 20)
 """Thresholds of collections: graphs are made of objects that stay. Measured: to open
 and copy MobileNetV2 takes 1.6 CPU seconds in the place of 2.1."""
+_INTERFACES = "tensorflow._api.v2."
+"""The packages of TensorFlow's public names, of versions 2 and 1."""
+_OTHER_KERAS = {
+    f"{_INTERFACES}nn": "tensorflow.python.keras.layers.rnn_cell_wrapper_v2"
+}
+"""A package with three names of a Keras that TensorFlow keeps for itself."""
+_REGISTERING = ("debugging.experimental", "linalg", "lite", "saved_model", "tpu")
+"""Public packages whose modules register ops, gradients and types of a file's graph."""
 
 
 def import_tensorflow() -> None:
     """Import TensorFlow without Keras, which it loads where something asks for it.
 
-    Cost: 1.6 CPU seconds in the place of 3.3.
+    Its public packages are loaded when they are asked for, too.
+
+    Cost: 1.1 CPU seconds in the place of 3.3.
     """
     with _lean(_KERAS):
-        import tensorflow  # noqa: F401
+        sys.meta_path.insert(0, _Deferring())
+        import tensorflow as tf
+
+        _keep_names(tf)
+
+
+def register_all() -> None:
+    """Register ops, gradients and types that the graph in a file may name.
+
+    Cost: 0.3 CPU seconds.
+    """
+    import tensorflow as tf
+
+    for name in _REGISTERING:
+        _executed(reduce(getattr, name.split("."), tf))
+    _ = tf.nn.RNNCellDeviceWrapper
 
 
 def import_keras() -> None:
@@ -39,6 +72,111 @@ def import_keras() -> None:
 
         # A name of it makes the module load.
         _ = tf.keras.Model
+
+
+class _Deferring(MetaPathFinder):
+    """Finds TensorFlow's public packages, and defers their execution."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not name.startswith(_INTERFACES):
+            return None
+        spec = PathFinder.find_spec(name, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Later(spec.loader)
+        return spec
+
+
+class _Later(Loader):
+    """Makes a module that is executed when it is first asked for a name.
+
+    `importlib.util.LazyLoader` refuses modules that put a wrapper in their place.
+    """
+
+    def __init__(self, loader: Loader) -> None:
+        self.loader = loader
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        module.__class__ = _Deferred
+
+
+class _Deferred(ModuleType):
+    """A module that was found, and not executed yet."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(_executed(self), name)
+
+    def __dir__(self) -> list[str]:
+        return dir(_executed(self))
+
+
+def _executed(module: ModuleType) -> ModuleType:
+    """Execute a module that was deferred; return it, or what took its place."""
+    spec = module.__spec__
+    if spec and isinstance(spec.loader, _Later):
+        # Before, so that circles of imports find its names as they always do.
+        module.__class__ = ModuleType
+        module.__loader__ = spec.loader = spec.loader.loader
+        with _named_later(module, _OTHER_KERAS.get(module.__name__, "")):
+            spec.loader.exec_module(module)
+    return sys.modules[module.__name__]
+
+
+class _Names(ModuleType):
+    """Stands for a module while others take names of it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return _Name(name)
+
+
+class _Name(str):
+    """Stands for what has that name in a module that is imported later."""
+
+
+@contextmanager
+def _named_later(module: ModuleType, other: str) -> Iterator[None]:
+    """Let a module that is executed import names of another when they are asked for.
+
+    Args:
+        module: the module.
+        other: the name of the other module; "" for none.
+    """
+    if not other or other in sys.modules:
+        yield
+        return
+    sys.modules[other] = _Names(other)
+    try:
+        yield
+    finally:
+        del sys.modules[other]
+    own = vars(module)
+    names = {name: value for name, value in own.items() if isinstance(value, _Name)}
+    for name in names:
+        delattr(module, name)
+
+    def find(name: str) -> Any:
+        if name not in names:
+            raise AttributeError(f"module '{module.__name__}' has no name '{name}'")
+        own[name] = getattr(import_module(other), names[name])
+        return own[name]
+
+    own.update(__getattr__=find, __dir__=lambda: sorted({*own, *names}))
+
+
+def _keep_names(tensorflow: ModuleType) -> None:
+    """Keep public packages in their place, where a package beside has that name.
+
+    `tf.lite` is none of `tensorflow.lite`, whose import would replace it.
+    """
+    folder = Path(str(tensorflow.__file__)).parent
+    for name, public in list(vars(tensorflow).items()):
+        if isinstance(public, _Deferred) and (folder / name).is_dir():
+            import_module(f"{tensorflow.__name__}.{name}")
+            setattr(tensorflow, name, public)
 
 
 @contextmanager

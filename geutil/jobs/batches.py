@@ -77,7 +77,8 @@ def batch(
 
     Args:
         paths: a folder, of which all models are taken, in any format that `open` reads;
-            a pattern, such as "models/*.keras"; or several of these, and of models.
+            a pattern, such as "models/*.keras"; or several of these, and of models. Of
+            TFLite files the steps take the graph that `from_tflite` returns.
         pipeline: the steps: text, such as "fold,quantize,tflite", a function, or a list
             of both.
         output: the folder of the results, which is made.

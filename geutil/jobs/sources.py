@@ -15,7 +15,7 @@ from pathlib import Path, PurePath
 from typing import Any, TypeAlias
 
 from geutil.errors import ArgumentTypeError, ModelError
-from geutil.formats import foreign_kind
+from geutil.formats import TFLITE_SUFFIX, foreign_kind
 from geutil.jobs.steps import PipelineStep, pickled_function
 from geutil.model.files.reading import SAVED_MODEL_FILES
 from geutil.sizes import size_of
@@ -25,7 +25,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = PathLike | Sequence[PathLike]
 Data: TypeAlias = PathLike | Callable[[str], Any] | None
 
-_SUFFIXES = frozenset((".pb", ".pbtxt", ".keras", ".h5", ".hdf5"))
+_SUFFIXES = frozenset((".pb", ".pbtxt", ".keras", ".h5", ".hdf5", TFLITE_SUFFIX))
 RANDOM = "random"
 """The name of drawn data."""
 

@@ -43,7 +43,8 @@ if typing.TYPE_CHECKING:
     from geutil.model.comparison import Comparison
     from geutil.model.core import ModelFunction
     from geutil.model.files.inspect_files import inspect
-    from geutil.model.files.inspection import Inspection, TFLiteInspection
+    from geutil.model.files.inspection import Inspection
+    from geutil.model.files.tflite_inspection import TFLiteInspection
     from geutil.model.model import Body, Model
     from geutil.model.opening import from_tflite, open
     from geutil.model.sources.tflite_files import tflite_kinds
@@ -62,7 +63,8 @@ else:
             "comparison": ("Comparison",),
             "core": ("ModelFunction",),
             "files.inspect_files": ("inspect",),
-            "files.inspection": ("Inspection", "TFLiteInspection"),
+            "files.inspection": ("Inspection",),
+            "files.tflite_inspection": ("TFLiteInspection",),
             "model": ("Body", "Layer", "Model"),
             "opening": ("from_tflite", "open"),
             "geutil.capabilities.report": ("Power", "Powers"),

@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 import shutil
+import zipfile
 
 import numpy as np
 import pytest
@@ -370,6 +371,52 @@ MISSING = [
     ("--regex xyzzy", "no name of an op holds 'xyzzy'"),
     ("--type Conv2D --regex xyzzy", "leave one of the options out"),
 ]
+
+
+def _of_layers(kind):
+    """Return a network: of a stack, of a layer twice, of numbers that a file keeps."""
+    layers = tf.keras.layers
+    x = tf.keras.Input([6, 4], name="x")
+    if kind == "adapted":
+        normal = layers.Normalization()
+        normal.adapt(np.random.default_rng(0).normal(3.0, 2.0, [8, 6, 4]))
+        y = normal(x)
+    elif kind == "shared":
+        once = layers.Dense(4, kernel_regularizer="l2")
+        twice = layers.TimeDistributed(once)
+        y = layers.Add()([once(x), twice(x)])
+    else:
+        stack = tf.keras.Sequential([layers.Dropout(0.5), layers.Conv1D(3, 2)])
+        y = layers.MultiHeadAttention(2, 3)(
+            x, layers.Bidirectional(layers.GRU(2))(x)[:, None]
+        )
+        y = stack(y)
+    network = tf.keras.Model(x, y)
+    network.compile("adam", "mse")
+    return network
+
+
+@pytest.mark.parametrize("kind", ["plain", "shared", "adapted"])
+def test_keras_files_are_listed_as_the_network_is_traced(geutil, tmp_path, kind):
+    """Weights are read only where a layer needs its own, or is in two places."""
+    network = _of_layers(kind)
+    network.save(tmp_path / "net.keras")
+    graph = model.open(network).graph
+    types = [op.type for op in graph.get_operations()]
+    (rows,) = geutil.tables("ops", tmp_path / "net.keras")
+    assert [row["type"] for row in rows] == types
+    shapes = [
+        ", ".join(str(t.shape) for t in op.outputs) for op in graph.get_operations()
+    ]
+    assert [row["shapes"] for row in rows] == shapes
+    with zipfile.ZipFile(tmp_path / "net.keras") as whole:
+        config = {n: whole.read(n) for n in ("config.json", "metadata.json")}
+    with zipfile.ZipFile(tmp_path / "cut.keras", "w") as archive:
+        for name, text in config.items():
+            archive.writestr(name, text)
+        archive.writestr("model.weights.h5", b"damaged")
+    said = geutil("ops", tmp_path / "cut.keras")
+    assert said.code == (kind != "plain"), said
 
 
 def test_ops_that_are_not_there(geutil, folder):

@@ -171,6 +171,7 @@ def tree(tmp_path):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(b"x" * 20)
     (tmp_path / "g.tflite").write_bytes(b"0000TFL3")
+    (tmp_path / "i.bin").write_bytes(b"0000TFL3")
     (tmp_path / "h" / "variables").mkdir(parents=True)
     (tmp_path / "h" / "saved_model.pb").write_bytes(b"")
     (tmp_path / "out").mkdir()
@@ -181,9 +182,9 @@ def tree(tmp_path):
 def test_a_folder_is_gone_through(tree):
     listed = found(tree, leave_out=tree / "out")
     # Names without suffixes, but where two would be in one folder.
-    assert list(listed) == ["a.keras", "a.pb", "b.pb", "b/c", "d", "e", "g", "h"]
+    assert list(listed) == ["a.keras", "a.pb", "b.pb", "b/c", "d", "e", "g", "h", "i"]
     assert listed.pop("e").startswith("a '.txt' file, not one of .h5")
-    assert listed.pop("g").startswith("a TensorFlow Lite model")
+    assert listed.pop("i").startswith("a TensorFlow Lite model")
     assert set(listed.values()) == {""}
 
 
@@ -587,6 +588,12 @@ def test_the_command(affine, tmp_path, capsys):
     assert run(app, call) == 0
     said = capsys.readouterr().out
     assert "1 of 1 model(s) done (1 before): fold,tflite" in said
+    call = ["batch", str(tmp_path / "out" / "good" / "good.tflite")]
+    call += ["-o", str(tmp_path / "again"), "--pipeline", "save=graph_def"]
+    assert run(app, call) == 0
+    again = model.open(str(tmp_path / "again" / "good" / "good.pb"))
+    (y,) = again.run(x=np.float32([[1, 2]])).values()
+    np.testing.assert_array_equal(y, [[3, 5]])
 
 
 def cheap(monkeypatch, marker):

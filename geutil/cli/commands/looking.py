@@ -91,8 +91,8 @@ def view(
         return
     batches = None if data is None else Batches(data, batch).of_file(paths[-2])
     read = files.read_model if held else files.read_drawn
-    models = [read(path, signature) for path in paths]
-    files.start_tensorflow()
+    models = [read(path, signature, values=len(paths) > 1) for path in paths]
+    files.start_tensorflow(registers=False)
     noise = None if batches is None else _noise_of(models, batches)
     from geutil import report
 
@@ -410,13 +410,13 @@ def inspect(
     told = {**plain(inspection), "powers": plain(powers.entries)}
     if not as_json:
         print(inspection)
-        print(f"powers: {powers}")
+        print(f"capabilities: {powers}")
     if not with_scopes:
         if as_json:
             show(told, as_json=True)
         return code
     try:
-        opened = files.read_model(path, signature)
+        opened = files.read_model(path, signature, values=False)
         names = [op.name for op in opened.graph.get_operations()]
         counts, unknown = _scopes(names), ""
     except geutil.model.ModelError as error:
@@ -478,7 +478,7 @@ def ops(
         listed = _ops_of_file(path)
         scopes: tuple[str, ...] | None = None if scope is None else (scope,)
     else:
-        graph = files.read_model(path, signature).graph
+        graph = files.read_model(path, signature, values=False).graph
         from geutil.select import names
 
         scopes = names.scopes_meant([graph], scope)

@@ -94,7 +94,7 @@ def memory(
         from geutil.memory.read import device_of
 
         device_of(device)
-    model = read_model(path, signature)
+    model = read_model(path, signature, values=False)
     from geutil import report
     from geutil.cli.training_step import TrainingStep
     from geutil.gradients import Budget

@@ -14,7 +14,7 @@ from typing import Any
 from geutil.errors import ModelError
 from geutil.formats import is_tflite_file
 from geutil.graph.op_types import CALLS
-from geutil.model.files import checkpoint_index, inspection, keras_files, reading, wire
+from geutil.model.files import checkpoint_index, keras_files, reading, wire
 from geutil.model.files.inspection import (
     FunctionInfo,
     Inspection,
@@ -330,5 +330,8 @@ def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
     if not is_directory and source.suffix in keras_files.KERAS_SUFFIXES:
         return keras_files.inspect_keras(source)
     if not is_directory and is_tflite_file(source):
-        return inspection.inspect_tflite(source)
+        # Other files need no classes of TFLite, which take 0.1 s to make.
+        from geutil.model.files.tflite_inspection import inspect_tflite
+
+        return inspect_tflite(source)
     return inspect_graphs(source, tags, is_directory=is_directory)

@@ -27,6 +27,15 @@ _WEIGHTS = ".weights.h5"
 _LONGEST = 64 << 20
 """Bytes of a configuration beyond which it is none: that of ResNet152 has 400,000."""
 _CODE = ("Lambda", "__lambda__")
+_KEEPS_MORE = frozenset(
+    (
+        *("Normalization", "Discretization", "TextVectorization", "FeatureSpace"),
+        *("IndexLookup", "StringLookup", "IntegerLookup", *_CODE),
+    )
+)
+"""Layers whose call depends on more that a file holds: tables, adapted numbers."""
+_POLICY, _INITIALIZERS = "DTypePolicy", "keras.initializers"
+"""Other policies say that a layer is quantized, which its weights tell more of."""
 _FAULTS = (
     zipfile.BadZipFile,
     zlib.error,
@@ -71,6 +80,36 @@ def configurations(file: Path) -> tuple[Any, Any]:
     config, _, _ = configuration(file)
     training = None if file.suffix == ".keras" else read_hdf5(file).training
     return config, None if training is None else _parsed(training, file)
+
+
+def without_values(file: Path) -> Any:
+    """Return the configuration in a `.keras` file, with zeros as initial weights.
+
+    None if the file holds more of its layers than the configuration and the values of
+    weights, or if Keras 3 has not written it.
+    """
+    config, version, _ = configuration(file)
+    if version.startswith("2.") or not isinstance(config, dict):
+        return None
+    shared: set[Any] = set()
+    for item in tree([config], _inner):
+        kind, inner = _item(item, "class_name"), _item(item, "config")
+        if not isinstance(kind, str):
+            continue
+        if kind in _KEEPS_MORE or (kind.endswith("Policy") and kind != _POLICY):
+            return None
+        if _item(item, "build_config") is not None:
+            # Two places of one layer, which Keras tells from two layers.
+            number = _item(item, "shared_object_id")
+            if number is not None and number in shared:
+                return None
+            shared.add(number)
+        is_initializer = _item(item, "module") == _INITIALIZERS
+        if is_initializer and isinstance(inner, dict) and "seed" in inner:
+            # Random numbers take time, and no more depends on them.
+            item.update(class_name="Zeros", config={})
+    config["compile_config"] = None
+    return config
 
 
 def refuse_code(file: Path) -> None:

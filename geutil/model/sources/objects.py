@@ -6,6 +6,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,11 @@ from geutil.graph.functions import bindings, side_effects
 from geutil.graph.keras_calls import LayerCall
 from geutil.graph.types import Graph, Tensor
 from geutil.graph.walks import node_name
-from geutil.model.files.keras_files import inspect_keras, refuse_code
+from geutil.model.files.keras_files import (
+    inspect_keras,
+    refuse_code,
+    without_values,
+)
 from geutil.model.programs import Ancestor, ModelProgram, nodes_by_name
 from geutil.model.shared_state import SharedState
 
@@ -202,8 +207,23 @@ def load_keras_file(path: Path) -> Any:
     """Load a `.keras` or HDF5 file, in Keras' safe mode."""
     if path.suffix != ".keras":
         refuse_code(path)
+    load = tf.keras.models.load_model
+    return _by_keras(partial(load, path, compile=False), path)
+
+
+def build_keras_file(path: Path) -> Any:
+    """Build the model of a file with zeros as weights; None if more is to be read."""
+    config = None if _uses_legacy_keras() else without_values(path)
+    if config is None:
+        return None
+    build = tf.keras.utils.deserialize_keras_object
+    return _by_keras(partial(build, config), path)
+
+
+def _by_keras(make: Callable[[], Any], path: Path) -> Any:
+    """Let Keras make the model of a file, and say why it cannot."""
     try:
-        return tf.keras.models.load_model(path, compile=False)
+        return make()
     except Exception as error:
         # Keras raises errors of many kinds, the layers' own among them.
         advice = _advice(path)
