@@ -7,9 +7,9 @@ Those about Sessions and built functions are in `tests/graph/test_staleness.py`.
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.util._pywrap_util_port import IsMklEnabled
 
-from geutil.graph import runtime
-from geutil.graph.fetched_subgraph import uses_onednn
+from tests.memory.tracing import optimized
 
 v1 = tf.compat.v1
 
@@ -102,7 +102,7 @@ def test_a_shape_check_refuses_the_whole_import():
     assert len(other.get_operations()) == 1
 
 
-@pytest.mark.skipif(not uses_onednn(), reason="only oneDNN merges them")
+@pytest.mark.skipif(not IsMklEnabled(), reason="only oneDNN merges them")
 @pytest.mark.parametrize("waits", [False, True])
 def test_onednn_merges_the_gradients_of_a_filter_and_a_bias(waits):
     # geutil.gradients.step ties such pairs, so that no segment comes in between.
@@ -180,7 +180,6 @@ def test_grappler_pools_before_an_activation(read_twice):
         y = tf.nn.relu(x, name="y")
         z = tf.nn.max_pool2d(y, 2, 2, "SAME", name="z")
         fetches = [tf.exp(z, name="fetched"), *([y * y] if read_twice else [])]
-    names = [t.name for t in fetches]
-    nodes = {n.name: n for n in runtime.optimized(graph.as_graph_def(), names).node}
+    nodes = optimized(graph, fetches)
     assert nodes["z"].op == "MaxPool"
     assert nodes["z"].input[0] == ("y" if read_twice else "x")

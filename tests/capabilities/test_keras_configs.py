@@ -1,18 +1,29 @@
 """What configurations of Keras name, and whether that only computes."""
 
 import json
+import tempfile
+import zipfile
+from pathlib import Path
 
 import keras
 import tensorflow as tf
 import tf_keras
 from google.protobuf.json_format import MessageToDict
+from tensorflow.core.protobuf import saved_model_pb2
 
-from geutil.capabilities import op_table
-from geutil.capabilities.keras_configs import powers_of_config, powers_of_text
+from geutil.capabilities import powers
+
+TESTDATA = Path(__file__).parents[2] / "testdata"
 
 
 def told(config):
-    return [(entry.kind, entry.detail) for entry in powers_of_config(config, "here")]
+    # Only the configuration is looked at.
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "model.keras")
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("config.json", json.dumps(config))
+            archive.writestr("metadata.json", "{}")
+        return [(entry.kind, entry.detail) for entry in powers(path).entries]
 
 
 def function(module, name):
@@ -113,12 +124,16 @@ def test_words_in_a_list_are_no_file():
     layer = {"class_name": "StringLookup", "module": "keras.layers"}
     assert told(layer | {"config": {"vocabulary": ["a", "b"]}}) == []
     ((kind, detail),) = told(layer | {"config": {"vocabulary": "/etc/passwd"}})
-    assert (kind, detail) == (op_table.READ, "'/etc/passwd', its vocabulary")
+    assert (kind, detail) == ("read files", "'/etc/passwd', its vocabulary")
 
 
-def test_metadata_that_cannot_be_looked_through_is_unknown():
-    (entry,) = powers_of_text(b"[" * 100_000, "metadata")
-    assert entry.kind == op_table.UNKNOWN
-    # Other objects than layers have other metadata.
-    assert list(powers_of_text(b"no JSON", "metadata")) == []
-    assert list(powers_of_text(b"", "metadata")) == []
+def test_metadata_that_cannot_be_looked_through_is_unknown(tmp_path):
+    saved = saved_model_pb2.SavedModel()
+    saved.ParseFromString((TESTDATA / "two_signatures" / "saved_model.pb").read_bytes())
+    objects = saved.meta_graphs[0].object_graph_def
+    # Other objects than layers have other metadata, or none.
+    for text, kinds in (("[" * 100_000, ["unknown"]), ("no JSON", []), ("", [])):
+        objects.nodes.add().user_object.metadata = text
+        (tmp_path / "saved_model.pb").write_bytes(saved.SerializeToString())
+        assert [entry.kind for entry in powers(tmp_path).entries] == kinds
+        del objects.nodes[-1]

@@ -12,11 +12,13 @@ import tensorflow as tf
 
 from geutil import model, tflite
 from geutil.quantize import BitPlan
-from geutil.quantize.kept_ranges import NAME, ranges_kept
-from geutil.tflite.parts import Buffer
 from geutil.version import __version__
 from tests.interpreter import new_interpreter
 from tests.settings import needs_eager
+from tests.tflite.declared import buffer_of
+
+NAME = "geutil_quantization"
+"""The metadata in which a file keeps its ranges."""
 
 pytestmark = [needs_eager]
 
@@ -274,7 +276,7 @@ def test_the_ranges_of_a_file_are_kept_in_it(geutil, folder, tmp_path):
         json.dumps(kept | {"arguments": {"more": 1}}),
         json.dumps(kept | {"ranges": {"x": [1.0]}}),
     ):
-        stripped.metadata[NAME] = Buffer(np.frombuffer(damaged.encode(), np.uint8))
+        stripped.metadata[NAME] = buffer_of(damaged.encode())
         stripped.save(file, overwrite=True)
         refused = geutil("check", file, "--against", folder / "net", *data, "--layers")
         assert refused.code == 1
@@ -286,7 +288,7 @@ def test_the_ranges_of_a_file_are_kept_in_it(geutil, folder, tmp_path):
     data += ["--rounding", "gptq", "--force"]
     said = geutil.done("quantize", folder / "net", *data, "-o", file)
     assert "write the quantized model, too" in said
-    assert ranges_kept(tflite.open(file)) is None
+    assert NAME not in tflite.open(file).metadata
 
 
 def test_data_are_told_of_before_a_model_is_opened(geutil, folder, tmp_path):

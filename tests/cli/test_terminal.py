@@ -8,8 +8,8 @@ import threading
 from contextlib import contextmanager
 
 import pytest
+import tensorflow as tf
 
-from geutil.cli.output import show_rows, working
 from geutil.progress import counted
 from tests.cli.processes import COMMAND, environment
 from tests.settings import needs_eager
@@ -45,16 +45,12 @@ def shown(said):
     return "".join(said)
 
 
-def test_a_bar_counts_and_what_has_no_total_shows_the_time(monkeypatch):
+def test_a_bar_counts(monkeypatch):
     with terminal() as (file, said), monkeypatch.context() as patch:
         patch.setattr(sys, "stderr", file)
         assert list(counted("abc", 3, None, "calibrating")) == ["a", "b", "c"]
-        with working("opening net"):
-            pass
     assert "calibrating" in shown(said)
     assert "3/3" in shown(said)
-    assert "opening net" in shown(said)
-    assert re.search(r"\d:\d\d:\d\d", shown(said))
 
 
 def test_an_error_ends_the_bar(monkeypatch):
@@ -70,18 +66,31 @@ def test_an_error_ends_the_bar(monkeypatch):
     assert shown(said).rindex(shown_again) > shown(said).rindex(hidden)
 
 
-def test_tables_fit_into_a_terminal(monkeypatch):
-    scopes = ["network/stage_1/block_1/expand", "network/stage_1/block_2/expand"]
-    rows = [(f"{scope}/Conv2D", "Conv2D", "(None, 8, 8, 4)") for scope in scopes]
+SCOPES = ["network/stage_1/block_1/expand", "network/stage_1/block_2/expand"]
+
+
+@pytest.fixture
+def convolutions(tmp_path):
+    """Return the file of a graph with a convolution in each scope."""
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [None, 8, 8, 4], name="x")
+        for scope in SCOPES:
+            tf.nn.conv2d(x, tf.ones([1, 1, 4, 4]), 1, "SAME", name=f"{scope}/Conv2D")
+    path = tmp_path / "net.pb"
+    path.write_bytes(graph.as_graph_def().SerializeToString())
+    return path
+
+
+def test_tables_fit_into_a_terminal(geutil, convolutions, monkeypatch):
     with terminal() as (file, said), monkeypatch.context() as patch:
         patch.setattr(sys, "stdout", file)
         patch.setenv("COLUMNS", "60")
         patch.setenv("TERM", "xterm")
-        show_rows(["name", "type", "shapes"], rows, as_json=False)
+        geutil.done("ops", convolutions, "--type", "Conv2D")
     lines = re.sub(r"\x1b\[[0-9;]*m", "", shown(said)).splitlines()
-    assert len(lines) == 1 + len(rows)
+    assert len(lines) == 1 + len(SCOPES)
     assert all(len(line) <= 60 for line in lines)
-    for line, scope in zip(lines[1:], scopes, strict=True):
+    for line, scope in zip(lines[1:], SCOPES, strict=True):
         start, end = line.split()[0].split("…")
         assert f"{scope}/Conv2D".startswith(start)
         assert f"{scope}/Conv2D".endswith(end)
@@ -89,13 +98,14 @@ def test_tables_fit_into_a_terminal(monkeypatch):
         assert line.split()[1] == "Conv2D"
 
 
-def test_without_a_terminal_nothing_is_shown(capsys, monkeypatch):
+def test_without_a_terminal_nothing_is_shown(geutil, convolutions, capsys, monkeypatch):
     # Wishes for colours are for terminals.
     monkeypatch.setenv("FORCE_COLOR", "1")
-    with working("opening net"):
-        assert list(counted("abc", 3, None, "calibrating")) == ["a", "b", "c"]
-    show_rows(["name"], [("a/Conv2D",)], as_json=False)
-    assert capsys.readouterr() == ("name\na/Conv2D\n", "")
+    assert list(counted("abc", 3, None, "calibrating")) == ["a", "b", "c"]
+    assert capsys.readouterr() == ("", "")
+    said = geutil("ops", convolutions, "--type", "Conv2D")
+    rows = [f"{scope}/Conv2D\tConv2D\t(None, 8, 8, 4)\n" for scope in SCOPES]
+    assert (said.out, said.err) == ("".join(["name\ttype\tshapes\n", *rows]), "")
 
 
 def test_steps_go_to_a_terminal_and_the_result_into_a_pipe(
@@ -113,6 +123,8 @@ def test_steps_go_to_a_terminal_and_the_result_into_a_pipe(
     assert "\x1b" not in done
     steps = ("opening net", "folding", "3/3", "rounding", "writing q")
     assert [step for step in steps if step not in shown(said)] == []
+    # Of a step without a total the time is shown.
+    assert re.search(r"opening net[^\r\n]*\d:\d\d:\d\d", shown(said))
 
 
 def command_with(tensorflow, folder, stderr, *options):

@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from geutil import model, tflite
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
-from geutil.tflite.parts import Buffer
 from tests import tflite_files
 from tests.interpreter import new_interpreter
 from tests.settings import needs_eager
+from tests.tflite.declared import buffer_of
 from tests.tflite_files import IMAGE
 
 pytestmark = needs_eager
@@ -229,7 +229,7 @@ def test_a_file_is_edited(geutil, file, tmp_path):
     geutil.done("expose", file, "--to", "between/sine", "-o", new, "--force")
     assert [*opened(new).signatures["serving_default"].outputs][1:] == ["between/sine"]
     noted, m = tmp_path / "noted.tflite", opened(file)
-    m.metadata["notes"] = Buffer(np.arange(99, dtype=np.uint8))
+    m.metadata["notes"] = buffer_of(bytes(range(99)))
     m.save(noted)
     geutil.done("strip", noted, "--names", "--metadata", "-o", new, "--force")
     assert new.stat().st_size < file.stat().st_size

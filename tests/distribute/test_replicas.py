@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import replicas
+from geutil.batchnorm import fold_batch_norms
 from tests.distribute.programs import results_of
 from tests.settings import needs_eager
 
@@ -103,11 +103,11 @@ def test_steps_of_a_coordinator_equal_those_of_one_device():
 
 
 def test_outside_of_strategies_there_is_no_replica():
-    with tf.Graph().as_default() as graph:
-        x = tf.constant(1.0, name="replica_1/x")
-        assert replicas.current() is None
-        assert replicas.index() == 0
-        assert not replicas.in_several()
-        assert replicas.own_operations(graph) == [x.op]
-        with replicas.device():
-            assert tf.constant(1.0).device == ""
+    with tf.Graph().as_default() as graph, tf.name_scope("replica_1"):
+        y = tf.nn.conv2d(tf.ones([1, 4, 4, 3]), tf.ones([1, 1, 3, 2]), 1, "SAME")
+        channels = [tf.constant([1.0, 2.0]) for _ in range(4)]
+        tf.compat.v1.nn.fused_batch_norm(y, *channels, is_training=False)
+    before = graph.get_operations()
+    assert len(fold_batch_norms(graph).folded) == 1
+    made = graph.get_operations()[len(before) :]
+    assert {op.device for op in made} == {""}

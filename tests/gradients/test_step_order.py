@@ -10,12 +10,10 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil.gradients import gradients, last_report
-from geutil.gradients.step_order import SCOPE
-from geutil.graph import runtime
 from geutil.memory import predict, simulate, step_program, worst_case
 from tests.gradients.checking import assert_close, dependencies, gates, run, waiting
 from tests.memory.test_dependencies import any_order
-from tests.memory.tracing import peak_of, trace
+from tests.memory.tracing import optimized, peak_of, trace
 from tests.thorough import chosen
 
 v1 = tf.compat.v1
@@ -112,7 +110,7 @@ def test_the_loss_alone_does_not_run_the_backward_pass(graph):
     before = nx.ancestors(dependencies(graph), z.op)
     gradients(z, x, checkpoints=kept)
     added = nx.ancestors(dependencies(graph), z.op) - before
-    assert all(op.name.startswith(f"{SCOPE}/") for op in added)
+    assert all(op.name.startswith("ordered/") for op in added)
 
 
 def test_every_session_holds_what_was_predicted(graph):
@@ -269,8 +267,7 @@ def test_pools_stay_behind_the_activation_that_runs_again(activation, graph):
     with v1.Session(graph=graph) as session:
         assert_close(session.run(slopes, feed), session.run(plain, feed))
     assert peak_of(trace(graph, slopes, feed)) <= 1.03 * peak
-    names = [t.name for t in slopes]
-    run = {n.name: n for n in runtime.optimized(graph.as_graph_def(), names).node}
+    run = optimized(graph, slopes)
     pool_gradients = [n for n in run.values() if n.op == "MaxPoolGrad"]
     assert pool_gradients
     assert {run[n.input[1]].op for n in pool_gradients} == {"MaxPool"}

@@ -6,6 +6,7 @@ import pytest
 import tensorflow as tf
 from hypothesis import HealthCheck, example, given
 from hypothesis import strategies as st
+from tensorflow.python.framework.config import is_op_determinism_enabled
 
 import geutil as ge
 from geutil.gradients import (
@@ -19,7 +20,6 @@ from geutil.gradients import (
     not_,
 )
 from geutil.gradients.tape import Tape, imperative_grad, tensorflow_vspace
-from geutil.graph.runtime import is_determinism_enabled
 from tests.gradients.checking import (
     EAGER_SUMS,
     add_in_order,
@@ -56,7 +56,7 @@ quick = examples(
 
 def values(graph, gradients):
     """Return the values of gradients, as far as TensorFlow repeats them."""
-    if is_determinism_enabled():
+    if is_op_determinism_enabled():
         add_in_order(graph)
     return run(graph, flat(gradients))
 

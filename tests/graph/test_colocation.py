@@ -1,6 +1,9 @@
-import pytest
+"""Colocation in copies: the names of copied ops are those of their copies."""
 
-from geutil.graph.colocation import rename_entries
+import pytest
+import tensorflow as tf
+
+import geutil as ge
 
 
 @pytest.mark.parametrize(
@@ -13,8 +16,13 @@ from geutil.graph.colocation import rename_entries
         ([b"loc@x"], [b"loc@x"]),
     ],
 )
-def test_rename_entries(entries, expected):
-    def rename(name):
-        return None if name == "gone" else f"copy/{name}"
-
-    assert rename_entries(entries, rename) == expected
+def test_entries_of_a_copy(entries, expected):
+    with tf.Graph().as_default() as graph:
+        y = tf.identity(tf.constant(1.0, name="x"), name="y")
+    value = tf.compat.v1.AttrValue()
+    value.list.s.extend(entries)
+    y.op._set_attr("_class", value)
+    _, info = ge.copy(graph, tf.Graph(), dst_scope="copy")
+    node = info.transformed(y).op.node_def
+    found = list(node.attr["_class"].list.s) if "_class" in node.attr else []
+    assert found == expected

@@ -8,9 +8,10 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geutil.errors import ArgumentTypeError, MissingExtraError
+from geutil.errors import ArgumentTypeError, MissingExtraError, PredictionError
 from geutil.memory import Node, Program, execution_order, predict, simulate, worst_case
 from geutil.memory.bounds import heaviest_closure, worst_of
+from geutil.memory.schedule import frugal_order
 from tests.memory.refusals import refused
 from tests.memory.test_executor import awaited, chain, programs, random_program
 from tests.memory.tracing import traced_peaks
@@ -146,6 +147,13 @@ def test_threads_are_a_number_from_1_up(graph):
     for threads in (0, -1, 1.5, True, "2"):
         with refused(ArgumentTypeError, "from 1 up", threads):
             worst_case(y, threads=threads)
+
+
+def test_a_node_that_waits_for_itself_is_refused():
+    cycle = Program([Node("x", "Op", [1], [0]), Node("y", "Op", [0], [1])], [1, 1])
+    for function in (worst_of, frugal_order):
+        with refused(PredictionError, "waits for itself", function):
+            function(cycle)
 
 
 def test_without_a_solver_the_extra_is_named(monkeypatch):

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from geutil.errors import PredictionError
 from geutil.memory import Node, Program, execution_order, simulate
-from geutil.memory.bounds import worst_of
-from geutil.memory.schedule import frugal_order
 from tests.memory.refusals import refused
 from tests.thorough import examples
 
@@ -150,9 +148,6 @@ def test_orders_that_are_none_are_refused():
     ):
         with refused(PredictionError, reason):
             simulate(program, order)
-    for function in (worst_of, frugal_order):
-        with refused(PredictionError, "waits for itself", function):
-            function(cycle)
 
 
 def test_cheap_nodes_run_first_and_the_last_of_the_others_is_not_handed_on():

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.errors import PlanError
-from geutil.memory import Pipeline, Program, Stage, simulate
-from geutil.memory.program import Node
+from geutil.memory import Node, Pipeline, Program, Stage, simulate
 from tests.memory.refusals import refused
 
 

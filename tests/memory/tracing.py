@@ -1,6 +1,7 @@
 """The exact peak of a step: from the allocation records of a traced Session."""
 
 import tensorflow as tf
+from tensorflow.python.grappler import tf_optimizer
 
 
 def run_traced(
@@ -91,3 +92,14 @@ def order_of(stats, program):
 def traced_peaks(graph, fetches, feeds, **options):
     """Return the peaks of three Sessions; addresses decide part of their order."""
     return [peak_of(trace(graph, fetches, feeds, **options)) for _ in range(3)]
+
+
+def optimized(graph, fetches):
+    """Return the nodes of a graph by name, as Grappler leaves them on a CPU."""
+    meta = tf.compat.v1.MetaGraphDef(graph_def=graph.as_graph_def())
+    for node in meta.graph_def.node:
+        node.device = node.device or "/device:CPU:0"
+    names = [t.name for t in fetches]
+    meta.collection_def["train_op"].node_list.value.extend(names)
+    found = tf_optimizer.OptimizeGraph(tf.compat.v1.ConfigProto(), meta)
+    return {node.name: node for node in found.node}

@@ -4,7 +4,6 @@ import pytest
 
 from geutil import model, tflite
 from geutil.model import ModelError, TFLiteInspection, inspect
-from geutil.model.files.keras_files import KERAS_SUFFIXES
 from tests import tflite_files
 from tests.interpreter import schema
 from tests.settings import needs_eager
@@ -121,7 +120,6 @@ def test_custom_ops_and_files_without_signatures(tmp_path):
 
 
 def test_a_file_is_told_by_its_first_bytes_and_opened_as_what_it_is(tmp_path):
-    assert ".tflite" not in KERAS_SUFFIXES
     blob = tflite_files.flex().blob
     (tmp_path / "model.lite").write_bytes(blob)
     assert inspect(tmp_path / "model.lite").kind == "TFLite"

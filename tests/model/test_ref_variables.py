@@ -5,10 +5,9 @@ from functools import partial
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.framework import op_def_registry
 
 from geutil import model
-from geutil.graph.protos import op_def_of
-from geutil.model import programs
 from tests.model.refusal_tables import not_refused
 from tests.settings import control_flow
 
@@ -128,11 +127,13 @@ def updates():
     """Return the types of ops that change a reference variable, by the registry."""
     kinds = []
     for kind in sorted(dir(tf.raw_ops)):
-        definition = op_def_of(kind)
+        definition = op_def_registry.get(kind)
         if definition is None or kind.startswith(OF_OTHERS):
             continue
         refs = [arg.name for arg in definition.input_arg if arg.is_ref]
-        if refs and (op_def_of(f"Resource{kind}") or kind.startswith("Assign")):
+        if refs and (
+            op_def_registry.get(f"Resource{kind}") or kind.startswith("Assign")
+        ):
             kinds.append(kind)
     return kinds
 
@@ -154,7 +155,7 @@ def argument(kind, name):
 
 def prepared(kind):
     """Make variables for an op that changes some; return the call that adds it."""
-    definition = op_def_of(kind)
+    definition = op_def_registry.get(kind)
     start = np.int32(1) if kind == "CountUpTo" else np.abs(X) + 0.5
     refs = {
         arg.name: v1.get_variable(
@@ -341,7 +342,11 @@ def with_constants(graph, values, ends=("y",)):
     frozen = v1.graph_util.extract_sub_graph(graph.as_graph_def(), names)
     for node in frozen.node:
         if node.op in ("VarHandleOp", "VariableV2"):
-            programs.set_constant(node, node.name, tf.constant(values[node.name]))
+            value = tf.make_tensor_proto(values[node.name])
+            constant = v1.NodeDef(name=node.name, op="Const")
+            constant.attr["dtype"].type = value.dtype
+            constant.attr["value"].tensor.CopyFrom(value)
+            node.CopyFrom(constant)
     return frozen
 
 

@@ -2,6 +2,7 @@
 
 import re
 from functools import partial
+from graphlib import TopologicalSorter
 
 import numpy as np
 import pytest
@@ -11,9 +12,8 @@ from hypothesis import strategies as st
 
 from geutil.errors import ArgumentTypeError, PlanError, TransformError
 from geutil.gradients import pipelined
-from geutil.graph import adjacency
 from geutil.memory import Pipeline, Stage
-from geutil.select.walks import get_backward_walk_ops
+from geutil.select import get_backward_walk_ops
 from geutil.transform import Partition, PartitionStage, partition
 from tests.gradients.checking import assert_close
 from tests.gradients.wrapped.comparing import dense
@@ -204,12 +204,16 @@ def partition_by(stage_of, stages):
 def assert_order_is_kept(step, x, count, schedule):
     """Assert by the edges of the graph alone that passes come one after another."""
     ends = [t for t in (step.loss, *step.gradients) if t is not None]
-    ops = adjacency.topological_sort(get_backward_walk_ops(ends, control_inputs=True))
+    read = {
+        op: [*(t.op for t in op.inputs), *op.control_inputs]
+        for op in get_backward_walk_ops(ends, control_inputs=True)
+    }
+    ops = [*TopologicalSorter(read).static_order()]
     number = {op: i for i, op in enumerate(ops)}
     behind = {}
     for op in ops:
         found = 1 << number[op]
-        for before in (*(t.op for t in op.inputs), *adjacency.control_inputs(op)):
+        for before in read[op]:
             found |= behind[before]
         behind[op] = found
     stages = len(step.partition.stages)

@@ -6,6 +6,7 @@ from itertools import combinations, pairwise, product
 import pytest
 import tensorflow as tf
 
+import geutil as ge
 from geutil.errors import (
     ArgumentTypeError,
     PlanError,
@@ -14,11 +15,7 @@ from geutil.errors import (
     TransformError,
 )
 from geutil.gradients import pipelined
-from geutil.graph import adjacency
-from geutil.graph.colocation import class_entries
-from geutil.graph.edits import transaction
-from geutil.pipeline.stages import StageMemory
-from geutil.select.walks import get_backward_walk_ops
+from geutil.select import get_backward_walk_ops
 from geutil.transform import Partition, PartitionStage, partition, place
 from tests.gradients.networks import small_step, trace_forward
 from tests.thorough import chosen
@@ -51,7 +48,8 @@ def test_stages_of_networks(case):
     assert sum(len(s.ops) for s in found.stages) == len(stage_of)
     assert forward.loss.op in stage_of
     for op, stage in stage_of.items():
-        assert all(stage_of[before] <= stage for before in adjacency.predecessors(op))
+        before = [*(t.op for t in op.inputs), *op.control_inputs]
+        assert all(stage_of[one] <= stage for one in before)
     for op, stage in stage_of.items():
         for t in op.inputs:
             if t.dtype == tf.resource:
@@ -226,7 +224,7 @@ def test_gradients_follow():
             other
             for other in graph.get_operations()
             if other.type == "Mul"
-            and f"loc:@{op.name}".encode() in class_entries(other)
+            and f"loc:@{op.name}".encode() in other.colocation_groups()
         )
         assert gradient.name.startswith(f"gradients/{op.name}_grad")
 
@@ -251,7 +249,7 @@ def test_refusals(graph):
     found = partition(z, DEVICES)
     with pytest.raises(TransformError, match="'elsewhere' is on"):
         found.apply()
-    with pytest.raises(KeyError), transaction(graph):
+    with pytest.raises(KeyError), ge.transaction(graph):
         partition(y, DEVICES[:2]).apply()
         assert y.op.device == DEVICES[1]
         raise KeyError
@@ -273,7 +271,7 @@ def test_placed_ops_are_there_and_what_crosses_is_told():
     assert "they receive 128 B: 'x:0'" in str(placed)
     assert x.op.device == ""
     # Devices go back with the transaction.
-    with pytest.raises(KeyError), transaction(x.graph):
+    with pytest.raises(KeyError), ge.transaction(x.graph):
         place(x.op, DEVICES[0])
         assert x.op.device == DEVICES[0]
         raise KeyError

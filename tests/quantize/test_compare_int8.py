@@ -4,10 +4,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from geutil import tflite
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.quantize import Int8Comparison, OutputSteps, compare_int8, quantize, to_int8
-from geutil.quantize.int8.comparing import _Tally
-from geutil.tflite.names import file_names
 from tests.quantize.converted import opened, spec
 from tests.quantize.small_networks import convolved, normal, prepared
 from tests.settings import needs_eager
@@ -113,25 +112,31 @@ def test_several_batches_add_up(several):
 
 
 def test_values_are_counted_as_numpy_counts_them():
-    tally = _Tally("y", (0.5, 3))
-    wanted = np.array([[0.0, 1.0, -1.0], [5.0, 0.2, 70.0]], np.float32)
-    # In steps, about the zero point: [3, 5, 1] and [13, 3, 127].
-    found = np.array([[3, 6, 1], [13, 5, 127]], np.int8)
-    tally.add(wanted, found)
-    assert tally.entry() == OutputSteps("y", 0.5, (4, 1, 1), 1, 1, 142.0)
-    assert tally.entry().share(0) == pytest.approx(4 / 6)
-    tally.add(np.array([[0.0, 9.0, 0.0]], np.float32), np.array([[9, 3, 3]], np.int8))
-    entry = tally.entry()
+    """Of a file that gives the integers that it is given, whatever is wanted."""
+    row = spec(1, 3, name="wanted"), spec(1, 3, name="found")
+    m = opened(lambda wanted, found: {"y": wanted + 0.0 * found}, *row)
+    file = tflite.LiteFile()
+    file.add_input("wanted", "float32", [1, 3])
+    steps = tflite.Quantization.of(0.5, zero=3)
+    given = file.add_input("found", "int8", [1, 3], quantization=steps)
+    shape = file.add_constant("shape", np.array([1, 3], np.int32))
+    made = file.add("RESHAPE", [given, shape], name="y")
+    made.quantization = steps
+    file.set_outputs([made])
+    file.add_signature("serving_default")
+    wanted = np.array([[0.0, 1.0, -1.0], [5.0, 0.2, 70.0], [0.0, 9.0, 0.0]], np.float32)
+    # In steps, about the zero point: [3, 5, 1], [13, 3, 127] and [3, 21, 3].
+    found = np.array([[3, 6, 1], [13, 5, 127], [9, 3, 3]])
+    data = [
+        {"wanted": w[np.newaxis], "found": np.float32((f - 3) * 0.5)[np.newaxis]}
+        for w, f in zip(wanted, found, strict=True)
+    ]
+    (entry,) = compare_int8(m, file.to_bytes(), data[:2]).outputs
+    told = OutputSteps("y", 0.5, (4, 1, 1), 1, 1, 142.0, motion=entry.motion)
+    assert entry == told
+    assert entry.share(0) == pytest.approx(4 / 6)
+    (entry,) = compare_int8(m, file.to_bytes(), data).outputs
     assert (entry.clear, entry.agreeing, entry.agreement) == (2, 1, 0.5)
-
-
-def test_names_in_files():
-    names = ["a", "in", "x/y", "x_y", "x:y", "1st", "ä"]
-    found = file_names(names)
-    assert len(set(found.values())) == len(names)
-    assert found["a"] == "a"
-    assert found["x_y"] == "x_y"
-    assert all(name.isidentifier() for name in found.values())
 
 
 def test_files_of_other_models_and_bad_data_are_refused(several):

@@ -21,7 +21,7 @@ from geutil.quantize import (
     reestimate_batch_norm,
     to_int8,
 )
-from geutil.quantize.int8.running import Runner
+from tests.interpreter import run_on_values
 from tests.quantize.tiny import of_ranges
 from tests.settings import needs_eager, slow
 from tests.thorough import chosen, thorough
@@ -146,8 +146,8 @@ def int8_accuracy(model, data):
     """Return the accuracy of a quantized model, run by TFLite in int8."""
     x, y = data
     (name,), (output,) = model.inputs, model.outputs
-    runner = Runner(to_int8(model), [name], [output])
-    return accuracy(runner.run(runner.stored({name: x}))[output], y)
+    (found,) = run_on_values(to_int8(model), [{name: x}])
+    return accuracy(found[output], y)
 
 
 @dataclass

@@ -10,8 +10,7 @@ import tensorflow as tf
 from geutil import model, tflite
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8
-from geutil.quantize.int8.running import Runner, interpreter_of
-from tests.interpreter import new_interpreter
+from tests.interpreter import new_interpreter, run_on_values
 from tests.quantize.converted import Together, opened, spec, types_of
 from tests.quantize.small_networks import convolved, normal, prepared
 from tests.settings import needs_eager
@@ -82,9 +81,8 @@ def test_models_for_training_are_converted_as_they_are_deployed(two_layers, dela
     for name, value in before.items():
         np.testing.assert_array_equal(m.variables[name].numpy(), value)
     # As the same model for inference is; the files themselves have other names inside.
-    runners = [Runner(file, ["x"], ["y"]) for file in (blob, two_layers[1])]
-    results = [runner.run(runner.stored({"x": X}))["y"] for runner in runners]
-    np.testing.assert_array_equal(*results)
+    ours, theirs = (run_on_values(file, [{"x": X}]) for file in (blob, two_layers[1]))
+    np.testing.assert_array_equal(ours[0]["y"], theirs[0]["y"])
 
 
 def test_variables_and_the_model_stay_as_they_are(tmp_path):
@@ -127,7 +125,7 @@ def test_biases_are_stored_right_whatever_the_weights():
 
 def input_range(blob):
     """Return the range that a file stores its input in."""
-    (detail,) = interpreter_of(blob).get_input_details()
+    (detail,) = new_interpreter(blob).get_input_details()
     scale, zero = detail["quantization"]
     return (-128 - zero) * scale, (127 - zero) * scale
 

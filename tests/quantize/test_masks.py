@@ -6,7 +6,6 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
-from geutil.quantize.calibration.observers import METHODS
 from tests.quantize.converted import Together, alternate, opened, samples, spec
 from tests.quantize.small_networks import prepared
 from tests.settings import needs_eager
@@ -63,6 +62,9 @@ def masked(*names):
     quantize(m, is_training=False)
     # Small values, of which the lowest is not far from the others.
     return m, [samples(m.inputs, -0.5, 0.5, seed) for seed in range(2)]
+
+
+METHODS = ("moving_average", "min_max", "percentile", "entropy", "mse")
 
 
 def check_masks(m, data, method):

@@ -10,8 +10,7 @@ from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import QuantizeError
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8, to_tflite
-from geutil.quantize.int8.running import Runner
-from tests.interpreter import new_interpreter
+from tests.interpreter import new_interpreter, run_on_values
 from tests.settings import needs_eager
 from tests.thorough import chosen, crossed
 
@@ -52,9 +51,7 @@ def quantized(opened, data):
 def assert_near(network, blob, data):
     """Assert that a file computes what Keras does, up to what 8 bits round."""
     exact = np.concatenate([network(batch["x"])["y"] for batch in data])
-    runner = Runner(blob, ["x"], ["y"])
-    stored = [runner.run(runner.stored(batch)) for batch in data]
-    found = np.concatenate([runner.results(batch)["y"] for batch in stored])
+    found = np.concatenate([made["y"] for made in run_on_values(blob, data)])
     # Each of the steps rounds; one in a thousand of the variance is 30 dB.
     assert np.square(found - exact).mean() < 0.003 * exact.var()
 

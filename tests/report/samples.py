@@ -1,6 +1,8 @@
 """What the pages of the tests draw."""
 
 import itertools
+import math
+from bisect import bisect_right
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +16,30 @@ from geutil.quantize import quantize
 from tests import tflite_files
 
 MB = 1_000_000
+NOISE_BANDS = (
+    "below 10 dB",
+    "10 to 20 dB",
+    "20 to 30 dB",
+    "30 to 40 dB",
+    "40 dB and more",
+    "exact",
+    "all zeros",
+)
+"""The words of pages for signal-to-noise ratios, in the order of their colours."""
+
+
+def noise_band(layer):
+    """Return the place of a layer's own noise in `NOISE_BANDS`."""
+    if layer.worst.own == math.inf:
+        return NOISE_BANDS.index("all zeros" if layer.silent else "exact")
+    return bisect_right([10, 20, 30, 40], layer.worst.own)
+
+
+def table_of(result):
+    """Return a report as a page has it."""
+    with tf.Graph().as_default() as graph:
+        tf.constant(1.0)
+    return report.view(graph, report=result).payload["report"]
 
 
 @dataclass(frozen=True)

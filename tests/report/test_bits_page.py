@@ -8,8 +8,7 @@ import pytest
 from geutil import report
 from geutil.errors import ArgumentTypeError
 from geutil.quantize import BitOption, BitPlan, CurvePoint, LayerBits
-from geutil.report.pages import html_of
-from geutil.report.rows import rows_of
+from tests.report.samples import table_of
 
 NASTY = "</table><script>alert(1)</script>"
 
@@ -94,8 +93,9 @@ def test_what_is_no_plan_is_refused():
 
 
 def test_a_notebook_lists_the_layers():
-    rows = rows_of(plan())
-    assert [row.outcome for row in rows.rows] == ["float", "4 bits", "8 bits"]
-    assert [row.good for row in rows.rows] == [False, True, True]
-    assert "70 bytes of weights" in html_of(plan())
-    assert "<script" not in html_of(plan())
+    rows = table_of(plan())["rows"]
+    assert [row["outcome"] for row in rows] == ["float", "4 bits", "8 bits"]
+    assert [row["good"] for row in rows] == [False, True, True]
+    shown = plan()._repr_html_()
+    assert "70 bytes of weights" in shown
+    assert "<script" not in shown

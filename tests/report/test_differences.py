@@ -6,10 +6,12 @@ from hypothesis import strategies as st
 import geutil as ge
 from geutil import model, report
 from geutil.errors import ArgumentTypeError
-from geutil.report.differences import ADDED, ALTERED, REMOVED, REWIRED, SAME, statuses
 from tests.random_graphs import drawn_graphs
 from tests.report import samples
 from tests.thorough import examples
+
+# As the viewer numbers them.
+SAME, ADDED, REMOVED, REWIRED, ALTERED = range(5)
 
 
 def edges(graph):
@@ -68,7 +70,8 @@ def test_statuses_are_the_difference_op_by_op(one, other):
             drawn.build()
     found = check(*graphs)
     before, after = (graph.get_operations() for graph in graphs)
-    ours, theirs = statuses(before, after)
+    sides = report.diff(*graphs).payload["graphs"]
+    ours, theirs = (side["status"] for side in sides)
 
     def of(ops, numbers, status):
         return {op.name for op, n in zip(ops, numbers, strict=True) if n == status}

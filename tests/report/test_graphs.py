@@ -2,10 +2,10 @@ import networkx
 import pytest
 import tensorflow as tf
 
+import geutil as ge
 from geutil import report
 from geutil.errors import ArgumentTypeError
 from geutil.reroute import reroute_ts
-from geutil.select.subgraph import SubGraphView
 from tests.report import samples
 
 
@@ -159,7 +159,7 @@ def test_functions_are_drawn_and_called(flow):
 def test_a_view_draws_its_ops_alone():
     graph = samples.nested()
     ops = [op for op in graph.get_operations() if op.name.startswith("outer/")]
-    data = drawn(SubGraphView(ops))
+    data = drawn(ge.SubGraphView(ops))
     assert data["names"] == [op.name for op in ops]
     inside = set(data["names"])
     for place, op in enumerate(ops):

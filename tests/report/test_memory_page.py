@@ -9,9 +9,10 @@ from geutil import report
 from geutil.errors import ArgumentTypeError
 from geutil.gradients import Plan, PlanCurve
 from geutil.memory import LiveTensor
-from geutil.memory.program import PHASES
 from tests.report.browsing import numbers
 from tests.report.samples import MB, timeline
+
+PHASES = ("forward", "recompute", "backward", "update", "bookkeeping")
 
 
 @pytest.fixture

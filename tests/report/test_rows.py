@@ -17,9 +17,8 @@ from geutil.quantize import (
     NarrowInput,
     OutputSteps,
 )
-from geutil.report.pages import html_of
-from geutil.report.rows import NOISE_BANDS, Row, noise_band, rows_of
 from geutil.rewrite import RewriteReport, Rewritten
+from tests.report.samples import NOISE_BANDS, table_of
 
 
 def unresolved(page):
@@ -43,7 +42,8 @@ def test_every_line_of_an_edit_leads_somewhere(folded, quantized):
     ):
         page = report.diff(edited.before, edited.after, report=edited.report)
         rows = page.payload["report"]["rows"]
-        assert len(rows) == len(rows_of(edited.report).rows) > 5
+        entries = [getattr(edited.report, word, ()) for word in (*outcomes, "refused")]
+        assert len(rows) == sum(map(len, entries)) > 5
         assert unresolved(page) == []
         assert {row["outcome"] for row in rows} == outcomes
     page = report.diff(folded.before, folded.after, report=folded.report)
@@ -67,30 +67,31 @@ def test_refusals_come_first_with_their_reasons(refused_fold):
     network, opened, result = refused_fold
     assert len(result.refused) == 1
     assert len(result.folded) == 1
-    rows = rows_of(result).rows
-    refused = result.refused[0]
-    assert rows[0] == Row(
-        "refused",
-        False,
-        f"{refused.keras_layer}: {refused.norm}",
-        f"{refused.op} {refused.reason}",
-        (refused.op, refused.norm),
-    )
-    assert rows[1].good
     page = report.diff(model.open(network), opened, report=result)
+    rows = page.payload["report"]["rows"]
+    refused = result.refused[0]
+    assert rows[0] == {
+        "outcome": "refused",
+        "good": False,
+        "what": f"{refused.keras_layer}: {refused.norm}",
+        "detail": f"{refused.op} {refused.reason}",
+        "names": (refused.op, refused.norm),
+    }
+    assert rows[1]["good"]
     assert unresolved(page) == []
 
 
 def test_skipped_ops_of_a_quantization_come_first(quantized):
     result = quantized.report
-    rows = rows_of(result).rows
+    rows = table_of(result)["rows"]
     skipped = rows[: len(result.skipped)]
-    assert [row.names for row in skipped] == [(entry.op,) for entry in result.skipped]
-    assert [row.what for row in skipped if row.names[0] not in row.what] == []
+    named = [(entry.op,) for entry in result.skipped]
+    assert [row["names"] for row in skipped] == named
+    assert [row["what"] for row in skipped if row["names"][0] not in row["what"]] == []
     assert skipped
     assert len(rows) == len(result.skipped) + len(result.quantized)
-    assert not any(row.good for row in skipped)
-    assert all(row.good for row in rows[len(result.skipped) :])
+    assert not any(row["good"] for row in skipped)
+    assert all(row["good"] for row in rows[len(result.skipped) :])
 
 
 def noise(op, own):
@@ -171,21 +172,27 @@ Result
 
 def told(result):
     """Return the lines of a report; the table of a notebook has each, escaped."""
-    rows = rows_of(result)
-    lines = [rows.title, *(f"  {line}" for line in rows.summary)]
-    table = getattr(result, "_repr_html_", lambda: html_of(result))()
-    for row in rows.rows:
-        cells = (row.outcome, row.what, row.detail)
-        line = " | ".join((*cells, " ".join(row.names))).rstrip()
-        lines.append(f"{'+' if row.good else '-'} {line}")
-        assert [cell for cell in cells if html.escape(cell) not in table] == []
+    found = table_of(result)
+    lines = [found["title"], *(f"  {line}" for line in found["summary"])]
+    for row in found["rows"]:
+        cells = (row["outcome"], row["what"], row["detail"])
+        line = " | ".join((*cells, " ".join(row["names"]))).rstrip()
+        lines.append(f"{'+' if row['good'] else '-'} {line}")
+        if hasattr(result, "_repr_html_"):
+            table = result._repr_html_()
+            assert [cell for cell in cells if html.escape(cell) not in table] == []
     return lines
 
 
 def test_lines_of_each_kind_of_report():
     found = [line for result in REPORTS for line in told(result)]
     assert found == TOLD.strip().splitlines()
-    assert rows_of("").rows == ()
+    assert table_of("")["rows"] == ()
+
+
+def band_of(layer):
+    (row,) = table_of(Int8Comparison(STEPS[:1], 3, (), (), (layer,)))["rows"]
+    return row["outcome"]
 
 
 def test_bands_of_noise():
@@ -197,13 +204,12 @@ def test_bands_of_noise():
         "exact": [float("inf")],
     }
     found = {
-        band: [
-            own for own in values if NOISE_BANDS[noise_band(noise("a", own))] == band
-        ]
+        band: [own for own in values if band_of(noise("a", own)) == band]
         for band, values in bands.items()
     }
     assert found == bands
+    assert found.keys() < set(NOISE_BANDS)
     # Layers that are all zeros are not called exact.
     silent = dataclasses.replace(noise("a", float("inf")), silent=True)
-    assert NOISE_BANDS[noise_band(silent)] == "all zeros"
+    assert band_of(silent) == "all zeros"
     assert str(silent).startswith("own zeros, accumulated zeros")

@@ -6,8 +6,8 @@ import tensorflow as tf
 
 from geutil import model, report
 from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8
-from geutil.report.rows import NOISE_BANDS, noise_band
 from tests import tflite_files
+from tests.report.samples import NOISE_BANDS, noise_band
 from tests.settings import needs_eager
 
 pytestmark = needs_eager

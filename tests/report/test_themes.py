@@ -3,7 +3,6 @@
 import pytest
 
 from geutil import report
-from geutil.report.rows import NOISE_BANDS
 from tests.report import samples
 from tests.report.browsing import hexadecimal, numbers
 from tests.report.test_diff_page import changes
@@ -117,8 +116,8 @@ def test_fills_are_told_apart_by_all_eyes(browse, steps, scheme):
     held = report.view(samples.training_graph(None), report=steps.plain)
     bands = report.view(samples.nested())
     (graph,) = bands.payload["graphs"]
-    graph |= {"noises": [0] * len(graph["names"]), "noiseNames": NOISE_BANDS}
-    for page, count in ((kinds, 9), (bands, len(NOISE_BANDS) + 2), (held, 5)):
+    graph |= {"noises": [0] * len(graph["names"]), "noiseNames": samples.NOISE_BANDS}
+    for page, count in ((kinds, 9), (bands, len(samples.NOISE_BANDS) + 2), (held, 5)):
         opened = browse(page)
         opened.show_in(scheme)
         colours = fills(opened)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import geutil as ge
 from geutil.rewrite import Any, Op, Rule, match, rewrite
-from geutil.rewrite.rules import constant_folding, identity_elimination
+from geutil.rewrite import rules as known
 from tests.random_graphs import drawn_graphs
 from tests.settings import edges, evaluate
 from tests.thorough import examples
@@ -25,8 +25,8 @@ def rules():
     twice = Op("AddV2", Any("a"), Any("a"))
     lone = Op("AddV2", Op("AddV2", Any("a"), Any("b"), only_consumer=True), Any("c"))
     return {
-        "identity": identity_elimination(),
-        "folding": constant_folding(max_ops=3),
+        "identity": known.identity_elimination(),
+        "folding": known.constant_folding(max_ops=3),
         "two": Rule(two, lambda m: m["a"] + m["b"], name="two"),
         "three": Rule(
             three, lambda m: tf.add_n([m["b"] + m["c"], m["a"]]), name="three"

@@ -5,7 +5,6 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
-from geutil.select.conversions import ListView, check_graphs, is_iterable
 from tests.select import tables
 from tests.select.samples import diamond, looking, many_readers, other_graph
 from tests.settings import in_each_setting, names, needs_eager
@@ -16,7 +15,7 @@ ge.make_list_of_op([b.op, a.op]) => b a
 ge.make_list_of_op((b.op, b.op)) => b b
 ge.make_list_of_op((t.op for t in (b, a))) => b a
 ge.make_list_of_op({b.op: 1}) => b
-ge.make_list_of_op(ListView([a.op])) => a
+ge.make_list_of_op(ge.util.ListView([a.op])) => a
 ge.make_list_of_op(graph) => x a b c d w
 ge.make_list_of_op([]) =>
 ge.make_list_of_op([a.op, b], ignore_ts=True) => a
@@ -66,9 +65,11 @@ def test_lists():
     source, readers = many_readers(30)
     assert names(ge.get_consuming_ops(source)) == [t.op.name for t in readers]
     with looking():
-        assert not any(map(is_iterable, (g.a, g.a.op, 1, None, tf.constant)))
-        assert all(map(is_iterable, ([g.a], (), {}, "abc", iter([]), np.ones(2))))
-        assert is_iterable(ge.sgv(g.a.op).inputs)
+        assert not any(map(ge.util.is_iterable, (g.a, g.a.op, 1, None, tf.constant)))
+        assert all(
+            map(ge.util.is_iterable, ([g.a], (), {}, "abc", iter([]), np.ones(2)))
+        )
+        assert ge.util.is_iterable(ge.sgv(g.a.op).inputs)
 
 
 REFUSED = """
@@ -115,10 +116,10 @@ def test_elements_of_several_graphs():
     ts = ge.make_list_of_t([g.a, other.b], check_graph=False)
     assert names(ts) == ["a:0", "b:0"]
     view, empty = ge.sgv(g.a.op), ge.SubGraphView()
-    check_graphs()
-    check_graphs(empty, view, empty, ge.sgv(g.b.op))
+    ge.util.check_graphs()
+    ge.util.check_graphs(empty, view, empty, ge.sgv(g.b.op))
     with pytest.raises(ge.SelectionError, match="another graph"):
-        check_graphs(view, ge.sgv(other.a.op))
+        ge.util.check_graphs(view, ge.sgv(other.a.op))
 
 
 @needs_eager
@@ -130,7 +131,7 @@ def test_eager_tensors_are_refused():
 @in_each_setting
 def test_a_list_view_is_a_sequence():
     g = diamond()
-    view = ListView([g.x, g.a, g.b])
+    view = ge.util.ListView([g.x, g.a, g.b])
     with looking():
         assert len(view) == 3
         assert view[0] is g.x
@@ -138,8 +139,8 @@ def test_a_list_view_is_a_sequence():
         assert names(view[1:]) == ["a:0", "b:0"]
         assert names(view) == ["x:0", "a:0", "b:0"]
         assert names(reversed(view)) == ["b:0", "a:0", "x:0"]
-        assert not ListView([])
-        assert repr(ListView([g.x])) == repr([g.x])
+        assert not ge.util.ListView([])
+        assert repr(ge.util.ListView([g.x])) == repr([g.x])
         # It adds up to a list, and is read-only.
         assert names(add(view, [g.c])) == ["x:0", "a:0", "b:0", "c:0"]
         assert names(add([g.c], view)) == ["c:0", "x:0", "a:0", "b:0"]
@@ -154,7 +155,7 @@ def test_a_list_view_is_a_sequence():
 @in_each_setting
 def test_look_ups_of_a_list_view_compare_by_identity():
     g = diamond()
-    view = ListView([g.x, g.a, g.x, g.b])
+    view = ge.util.ListView([g.x, g.a, g.x, g.b])
     with looking():
         assert (view.count(g.x), view.count(g.a), view.count(g.c)) == (2, 1, 0)
         assert g.a in view

@@ -16,6 +16,13 @@ def chain(*kinds, shape=(2, 4)):
     return m
 
 
+def buffer_of(data):
+    """Return bytes as metadata of a file are held."""
+    tensor = tflite.LiteTensor("notes", "uint8", [len(data)])
+    tensor.value = np.frombuffer(data, np.uint8)
+    return tensor.buffer
+
+
 def diamond():
     """Return a file of two branches behind one op, added up, with a weight."""
     m = tflite.LiteFile()

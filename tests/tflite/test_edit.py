@@ -5,8 +5,7 @@ import pytest
 
 from geutil import tflite
 from geutil.errors import TFLiteError
-from geutil.tflite.parts import Buffer
-from tests.tflite.declared import chain, counter, diamond
+from tests.tflite.declared import buffer_of, chain, counter, diamond
 from tests.tflite.running import runs
 from tests.tflite_files import SAMPLES
 
@@ -246,7 +245,7 @@ def circle():
 
 def of_metadata():
     m = chain("NEG", "EXP")
-    m.metadata["OfflineMemoryAllocation"] = Buffer(np.zeros(4, np.uint8))
+    m.metadata["OfflineMemoryAllocation"] = buffer_of(bytes(4))
     return m, lambda: m.bypass("t0")
 
 

@@ -12,7 +12,6 @@ import pytest
 
 from geutil import tflite
 from geutil.errors import GeutilError, ModelError, TFLiteError
-from geutil.tflite.verify import find_violations
 from testdata.powers import FILES
 from tests.interpreter import schema
 from tests.model.mutations import mutate
@@ -269,7 +268,7 @@ def test_damaged_files_are_read_saved_and_edited_or_refused():
         except tflite.BrokenFileError:
             continue
         for look in (
-            lambda m=m: find_violations(m),
+            lambda m=m: m.verify(),
             lambda m=m: m.to_bytes(),
             lambda m=m: m.cut(outputs=m.graphs[0].tensors[-1:]),
             lambda m=m: m.strip(metadata=True),

@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from geutil import tflite
-from geutil.tflite.names import UniqueNames, op_names, spellings
+from geutil.tflite.names import UniqueNames, file_names, op_names, spellings
 from geutil.tflite.precision import has_floats, precision_of, stored_bytes
 from tests import tflite_files
 from tests.interpreter import new_interpreter, schema
@@ -202,3 +202,12 @@ def test_any_number_in_any_place_is_read_or_refused(data):
     number = data.draw(st.integers(0, 2**32 - 1))
     blob[place : place + 4] = number.to_bytes(4, "little")
     survives(bytes(blob))
+
+
+def test_names_in_files():
+    names = ["a", "in", "x/y", "x_y", "x:y", "1st", "ä"]
+    found = file_names(names)
+    assert len(set(found.values())) == len(names)
+    assert found["a"] == "a"
+    assert found["x_y"] == "x_y"
+    assert all(name.isidentifier() for name in found.values())

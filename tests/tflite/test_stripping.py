@@ -5,9 +5,8 @@ import pytest
 
 from geutil import tflite
 from geutil.errors import TFLiteError
-from geutil.tflite.parts import Buffer
 from tests.interpreter import schema
-from tests.tflite.declared import chain, counter, diamond
+from tests.tflite.declared import buffer_of, chain, counter, diamond
 from tests.tflite.running import runs
 from tests.tflite_files import SAMPLES
 
@@ -97,7 +96,7 @@ def test_metadata_go_by_name_or_all():
     def made():
         m = chain("NEG", "EXP")
         names = ("min_runtime_version", "TFLITE_METADATA", "notes")
-        m.metadata = {name: Buffer(np.frombuffer(b"2.0", np.uint8)) for name in names}
+        m.metadata = {name: buffer_of(b"2.0") for name in names}
         m.description = "converted"
         return m
 
@@ -115,7 +114,7 @@ def test_metadata_go_by_name_or_all():
 
 def test_ops_that_metadata_name_by_place_stay():
     m = chain("NEG", "EXP")
-    m.metadata["model_control_dependencies"] = Buffer(np.zeros(4, np.uint8))
+    m.metadata["model_control_dependencies"] = buffer_of(bytes(4))
     m.strip()
     m.add("ABS", ["x"], name="dead")
     before = m.to_bytes()

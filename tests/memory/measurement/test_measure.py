@@ -6,15 +6,17 @@ Most of them are forked: one that starts takes seconds. `of_plain_graph` starts 
 import numpy as np
 import pytest
 import tensorflow as tf
+from tensorflow.python.util._pywrap_util_port import IsMklEnabled
 
 from geutil.errors import MeasurementError
-from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.memory import Measurement, Timeline, measure, predict
-from geutil.memory.timeline import ALLOCATOR, RESIDENT, TRACE
 from tests.memory.refusals import refused
 from tests.processes import forked
 
 MIB = 2**20
+TRACE = "allocation records of a traced Session"
+ALLOCATOR = "allocator statistics"
+RESIDENT = "resident-set high-water mark"
 SIDE = 512
 """A float32 matrix of this many rows and columns is a MiB, a size that the allocator
 hands out without rounding."""
@@ -35,6 +37,7 @@ def training_peak(depth):
 MODULE = """
 import os
 import tensorflow as tf
+from tensorflow.python.util._pywrap_util_port import IsMklEnabled
 
 def step(side=1, fill=0.5):
     held = [tf.fill([side, side], fill + i) for i in range(3)]
@@ -127,7 +130,7 @@ def test_the_peak_of_a_graph_is_that_of_its_tensors(of_graph):
     assert of_graph.source == TRACE
     assert of_graph.peak == of_graph.trace_peak == of_graph.timeline.peak
     assert of_graph.peak == training_peak(DEPTH)
-    if uses_onednn():
+    if IsMklEnabled():
         assert of_graph.allocator_peak == of_graph.trace_peak
     if of_graph.resident_peak is not None:
         assert of_graph.resident_peak >= of_graph.trace_peak
@@ -160,7 +163,7 @@ def test_what_it_was_measured_with(of_graph, of_plain_graph):
     assert all(seconds > 0 for seconds in of_graph.seconds)
     environment = of_graph.environment
     assert environment.tensorflow == tf.__version__
-    assert environment.onednn == uses_onednn()
+    assert environment.onednn == IsMklEnabled()
     assert (environment.grappler, environment.jit_compile) == (True, False)
     assert (environment.inter_op_threads, environment.intra_op_threads) == (1, None)
     other = of_plain_graph.environment
@@ -174,7 +177,7 @@ def test_a_function(function):
     assert of_function.source == TRACE
     assert of_function.peak == training_peak(3)
     assert of_function.timeline.variable_bytes == MIB
-    if uses_onednn():
+    if IsMklEnabled():
         # It counted the function itself, not the Session that was traced.
         assert of_function.allocator_peak == of_function.peak
 
@@ -182,11 +185,11 @@ def test_a_function(function):
 def test_a_function_that_xla_compiles(of_compiled):
     assert of_compiled.environment.jit_compile
     assert of_compiled.timeline is None
-    assert of_compiled.source == (ALLOCATOR if uses_onednn() else RESIDENT)
+    assert of_compiled.source == (ALLOCATOR if IsMklEnabled() else RESIDENT)
     assert of_compiled.peak >= DEPTH * MIB
 
 
-@pytest.mark.skipif(not uses_onednn(), reason="only oneDNN's allocator counts")
+@pytest.mark.skipif(not IsMklEnabled(), reason="only oneDNN's allocator counts")
 def test_what_the_allocator_does_not_count():
     """Nothing of what is smaller than 256 KiB; records of a Session have it."""
 
@@ -203,7 +206,7 @@ def test_what_the_allocator_does_not_count():
 def test_a_callable(module):
     measurement = measure(module.step, [SIDE], {"fill": 1.5}, steps=1)
     assert measurement.timeline is None
-    if uses_onednn():
+    if IsMklEnabled():
         assert measurement.source == ALLOCATOR
         assert measurement.peak == 4 * MIB
 
@@ -245,6 +248,6 @@ def test_calls_that_xla_compiles_count():
     assert measurement.trace_peak == pytest.approx(4 * MIB, rel=0.01)
     predicted = predict(concrete.outputs).peak
     assert predicted == pytest.approx(12 * MIB, rel=0.01)
-    if uses_onednn():
+    if IsMklEnabled():
         assert measurement.source == ALLOCATOR
         assert measurement.peak == pytest.approx(predicted, rel=0.05)

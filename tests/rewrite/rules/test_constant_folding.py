@@ -4,8 +4,7 @@ import tensorflow as tf
 from hypothesis import given
 
 import geutil as ge
-from geutil.rewrite import constant_value, rewrite
-from geutil.rewrite.rules import constant_folding
+from geutil.rewrite import constant_value, rewrite, rules
 from tests.graph.building import snapshot
 from tests.random_graphs import drawn_graphs
 from tests.settings import default_graph, evaluate
@@ -16,10 +15,10 @@ def test_a_subgraph_becomes_its_value(setting):
     def body():
         x = tf.compat.v1.placeholder_with_default(tf.ones([2]), [2])
         y = x + tf.sqrt(tf.identity(tf.constant([2.0, 8.0])) * 8.0)
-        report = rewrite(default_graph(), constant_folding(), debug=True)
+        report = rewrite(default_graph(), rules.constant_folding(), debug=True)
         assert len(report.rewritten) == 1
         assert constant_value(y.op.inputs[1]).tolist() == [4.0, 8.0]
-        assert not rewrite(default_graph(), constant_folding()).rewritten
+        assert not rewrite(default_graph(), rules.constant_folding()).rewritten
         return [y]
 
     assert setting.run(body)[0].tolist() == [5.0, 9.0]
@@ -37,7 +36,7 @@ VALUES = [
 def test_any_type_of_value():
     with tf.Graph().as_default() as graph:
         results = [tf.identity(tf.reverse(tf.constant(v), [0])) for v in VALUES]
-    rewrite(graph, constant_folding(), debug=True)
+    rewrite(graph, rules.constant_folding(), debug=True)
     found = evaluate(graph, results)
     for value, y, folded in zip(VALUES, results, found, strict=True):
         assert y.op.inputs[0].op.type == "Const", value.dtype
@@ -49,7 +48,7 @@ def test_several_outputs():
     with tf.Graph().as_default() as graph:
         a, b = tf.split(tf.constant([1.0, 2.0]), 2)
         y = tf.compat.v1.placeholder_with_default([10.0], [1]) + a - 3.0 * b
-    rewrite(graph, constant_folding(), debug=True)
+    rewrite(graph, rules.constant_folding(), debug=True)
     assert not ge.filter_ops(ge.get_backward_walk_ops(y), ge.op_type("Split"))
     assert evaluate(graph, [y])[0].tolist() == [5.0]
 
@@ -61,7 +60,7 @@ def test_long_chains_are_folded_piece_by_piece(max_ops):
         for _ in range(20):
             t = tf.negative(t)
         y = tf.compat.v1.placeholder_with_default(1.0, []) + t
-    report = rewrite(graph, constant_folding(max_ops=max_ops), debug=True)
+    report = rewrite(graph, rules.constant_folding(max_ops=max_ops), debug=True)
     assert len(report.rewritten) == -(-20 // max_ops)
     assert constant_value(y.op.inputs[1]) == 1.0
 
@@ -108,7 +107,7 @@ def test_what_is_not_folded():
         with tf.Graph().as_default() as graph:
             build()
         before = snapshot(graph)
-        report = rewrite(graph, constant_folding(**options))
+        report = rewrite(graph, rules.constant_folding(**options))
         reasons = [refused.reason for refused in report.refused]
         if len(reasons) != (reason is not None) or (reason or "") not in "".join(
             reasons
@@ -124,7 +123,7 @@ def test_a_constant_of_a_branch_stays_in_it():
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [])
         y = tf.compat.v1.cond(x > 0, lambda: tf.exp(tf.constant(1.0)), lambda: x)
-    report = rewrite(graph, constant_folding(), debug=True)
+    report = rewrite(graph, rules.constant_folding(), debug=True)
     assert len(report.rewritten) == 1
     for value, expected in ((1.0, np.exp(1.0)), (-2.0, -2.0)):
         [result] = evaluate(graph, [y], {x: value})
@@ -137,8 +136,8 @@ def test_random_graphs_of_constants(drawn):
     with tf.Graph().as_default() as graph:
         results = [tf.identity(t) for t in drawn.build()]
     expected = evaluate(graph, results)
-    rewrite(graph, constant_folding(max_ops=4), debug=True)
+    rewrite(graph, rules.constant_folding(max_ops=4), debug=True)
     assert {t.op.inputs[0].op.type for t in results} == {"Const"}
     for value, wanted in zip(evaluate(graph, results), expected, strict=True):
         np.testing.assert_array_equal(value, wanted)
-    assert not rewrite(graph, constant_folding(max_ops=4)).rewritten
+    assert not rewrite(graph, rules.constant_folding(max_ops=4)).rewritten
