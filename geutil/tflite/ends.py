@@ -66,12 +66,9 @@ def set_types(
         looking.check_uncalled(file, graph, "another type")
     planned = [(end, edit.inner(end)) for end in ends]
     needed = [(end, inner) for end, inner in planned if _changes(end, inner, choices)]
-    for end, inner in needed:
-        if end.what == "input":
-            edit.take(end, inner)
-    for end, inner in needed:
-        if end.what == "output":
-            edit.give(end, inner)
+    # Inputs come before outputs.
+    for end, inner in sorted(needed, key=lambda pair: pair[0].what):
+        edit.change(end, inner)
     edit.finish()
 
 
@@ -160,36 +157,29 @@ class _Ends:
         # Weights behind a DEQUANTIZE are no integers of kernels.
         return op if source.producer is not None else None
 
-    def take(self, end: End, inner: LiteTensor) -> None:
-        """Let the file take another type, and change it before all else."""
+    def change(self, end: End, inner: LiteTensor) -> None:
+        """Let an end have another type: changed before all else, or behind it."""
         op = self._conversion(end)
         if op is not None:
             self._removed.add(op)
-        new = self._end(end, inner)
-        self._inputs = [new if t is end.tensor else t for t in self._inputs]
-        self._rename_in_signatures(end, new)
-        if new is not inner:
-            self._added[0].insert(0, conversion(new, inner))
-
-    def give(self, end: End, inner: LiteTensor) -> None:
-        """Let the file give another type, and change to it after all else."""
-        op = self._conversion(end)
-        if op is not None:
-            self._removed.add(op)
-        new = self._given.get((inner, end.wanted))
+        is_input, key = end.what == "input", (inner, end.wanted)
+        # Outputs of one tensor in one type are changed once.
+        new = None if is_input else self._given.get(key)
         if new is None:
-            new = self._given[inner, end.wanted] = self._end(end, inner)
-            if new is not inner:
+            new = self._end(end, inner)
+            if not is_input:
+                self._given[key] = new
+            if new is not inner and is_input:
+                self._added[0].insert(0, conversion(new, inner))
+            elif new is not inner:
                 self._added[1].append(conversion(inner, new))
-        self._outputs[self._outputs.index(end.tensor)] = new
-        self._rename_in_signatures(end, new)
-
-    def _rename_in_signatures(self, end: End, new: LiteTensor) -> None:
+        ends = self._inputs if is_input else self._outputs
+        ends[ends.index(end.tensor)] = new
         for signature in looking.signatures_of(self._file, self._graph):
-            ends = getattr(signature, f"{end.what}s")
-            for key, tensor in ends.items():
-                if tensor is end.tensor and end.key in ("", key):
-                    ends[key] = new
+            named = getattr(signature, f"{end.what}s")
+            for name, tensor in named.items():
+                if tensor is end.tensor and end.key in ("", name):
+                    named[name] = new
 
     def _end(self, end: End, inner: LiteTensor) -> LiteTensor:
         """Return the new tensor of an end, with the name of the one before."""
