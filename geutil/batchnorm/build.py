@@ -6,7 +6,7 @@ by nobody yet is kept by someone who does not see that it was replaced.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import Any
@@ -331,28 +331,23 @@ def _for_end(end: Operation, new_end: Operation, bias: Tensor) -> Tensor:
     )
     with creation.surroundings_of(end):
         if end.type != "BiasAdd" and channels_first:
-            behind = new_end.outputs[0].shape.rank - 2
-            bias = _reshaped(bias, [-1] + [1] * behind)
-        return _negated(bias) if end.type == "Sub" else bias
+            shape = [-1] + [1] * (new_end.outputs[0].shape.rank - 2)
+            bias = _mapped(
+                bias, lambda x: x.reshape(shape), lambda x: tf.reshape(x, shape)
+            )
+        if end.type == "Sub":
+            bias = _mapped(bias, np.negative, tf.negative)
+    return bias
 
 
-def _value(bias: Tensor) -> Any:
-    """Return the value of a constant that waits for nothing, else None."""
-    return None if bias.op.control_inputs else tf.get_static_value(bias)
-
-
-def _reshaped(bias: Tensor, shape: Sequence[int]) -> Tensor:
-    value = _value(bias)
+def _mapped(
+    bias: Tensor, of_value: Callable[[Any], Any], of_tensor: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Map a bias: a constant that waits for nothing becomes another constant."""
+    value = None if bias.op.control_inputs else tf.get_static_value(bias)
     if value is None:
-        return tf.reshape(bias, shape)
-    return tf.constant(value.reshape(shape), bias.dtype, name="bias_fold")
-
-
-def _negated(bias: Tensor) -> Tensor:
-    value = _value(bias)
-    if value is None:
-        return tf.negative(bias)
-    return tf.constant(-value, bias.dtype, name="bias_fold")
+        return of_tensor(bias)
+    return tf.constant(of_value(value), bias.dtype, name="bias_fold")
 
 
 def _replaced(fold: Fold) -> list[Operation]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,7 +27,7 @@ from geutil.graph.edits import (
     results_of,
     set_results,
 )
-from geutil.graph.types import Graph, MutableIdentityMap, Tensor
+from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize import range_variables as rv
 from geutil.quantize.planning.draft_points import Point, RangeGroup
 from geutil.quantize.planning.network import Edge
@@ -228,10 +228,15 @@ def _leave_others_alone(
 
 
 def _reading(tensor: Tensor, live: Liveness) -> list[Edge]:
+    ops = dict.fromkeys(tensor.consumers())
+    return edges_to(tensor, (op for op in ops if not live.is_retired(op)))
+
+
+def edges_to(tensor: Tensor, readers: Iterable[Operation]) -> list[Edge]:
+    """Return the inputs of ops that read a tensor."""
     return [
         Edge(op, index)
-        for op in dict.fromkeys(tensor.consumers())
-        if not live.is_retired(op)
+        for op in readers
         for index, t in enumerate(op.inputs)
         if t is tensor
     ]

@@ -44,7 +44,7 @@ from geutil.select.networks.provenance import Origins
 from geutil.transform.step_counter import counter_of
 
 _logger = logging.getLogger("geutil")
-_DEFAULT_BITS = 8
+_DEFAULT_BITS = 8  # those of the arguments of `quantize`
 
 
 @tf.autograph.experimental.do_not_convert

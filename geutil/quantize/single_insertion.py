@@ -16,7 +16,7 @@ from geutil.quantize import insertion
 from geutil.quantize.insertion import Mode
 from geutil.quantize.planning.draft_points import Point, RangeGroup
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS
-from geutil.quantize.planning.network import Edge, quantized_value
+from geutil.quantize.planning.network import quantized_value
 from geutil.quantize.range_variables import RangeVariables
 from geutil.quantize.report import Skipped
 from geutil.quantize.spec import Format, check_bits, check_decay, checked_ends
@@ -163,7 +163,7 @@ def insert_quant_op(
             producer.outputs[0],
             group.name,
             group,
-            _edges(producer.outputs[0], readers_in_scope),
+            insertion.edges_to(producer.outputs[0], readers_in_scope),
         )
         group.points.append(point)
         ranges = RangeVariables(graph, {}, vars_collection)
@@ -230,12 +230,3 @@ def _reason(producer: Operation, there: Tensor | None, scope: str | None) -> str
 def _skipped(op: Operation, reason: str) -> Skipped:
     _logger.info("insert_quant_op: '%s' (%s) %s", op.name, op.type, reason)
     return Skipped(op.name, op.type, reason, op.type in KERNELS)
-
-
-def _edges(tensor: Tensor, readers: Iterable[Operation]) -> list[Edge]:
-    return [
-        Edge(op, index)
-        for op in readers
-        for index, t in enumerate(op.inputs)
-        if t is tensor
-    ]

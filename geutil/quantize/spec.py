@@ -22,7 +22,7 @@ from geutil.select.networks.layers import is_by_groups
 
 Array = np.ndarray[Any, Any]
 
-_CONSTANT_BITS = 8
+_CONSTANT_BITS = 8  # fewer would not make a file smaller: parameters are few
 FEWEST_BITS, MOST_BITS = 2, 16
 """What FakeQuant ops take."""
 BLOCK_BITS = 4

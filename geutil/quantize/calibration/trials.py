@@ -52,10 +52,11 @@ _KEPT = 8
 """How many batches they are tried on."""
 _CLEARLY = 0.7
 """Another choice has to cost so much less: few images tell noise within 1 dB or so."""
-_DIRECTIONS = 4
+_DIRECTIONS = 4  # random signs: they halve the standard error of one
 _MOST_VALUES = 2**27
-"""Of each batch as many samples: gradients hold what all layers make in memory."""
-_UNKNOWN_SIZE = 256
+"""Of each batch as many samples: gradients keep the results of all layers in memory,
+here 512 MiB of float32."""
+_UNKNOWN_SIZE = 256  # a guess: fewer or more samples of a batch are weighed for it
 
 
 @dataclass(frozen=True)

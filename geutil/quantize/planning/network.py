@@ -237,7 +237,7 @@ _READS = frozenset(("Identity", "ReadVariableOp"))
 # Ops that forward values, and those that choose while quantization is delayed.
 _AROUND = int8_kernels.PASSING | op_types.SELECTS
 _PRODUCTS = frozenset(("BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul"))
-_BITS = 8
+_BITS = 8  # those of the kernels that read a range for each channel of a matrix
 
 
 def source_of(weights: Tensor) -> Tensor:

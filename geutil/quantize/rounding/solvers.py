@@ -18,7 +18,7 @@ import tensorflow as tf
 
 Array = np.ndarray[Any, Any]
 
-_BLOCK = 128
+_BLOCK = 128  # inputs whose errors are fed back together: that of the paper of GPTQ
 _NOTHING = 1e-10
 
 
@@ -58,11 +58,6 @@ def damped(hessian: Array, share: float) -> Array:
     result = hessian.copy()
     np.einsum("gii->gi", result)[...] += added
     return result
-
-
-def squared_error(hessian: Array, difference: Array) -> Array:
-    """Return d^T H d of each column: [groups, outputs]."""
-    return np.einsum("gio,gio->go", difference, hessian @ difference)
 
 
 def gptq(hessian: Array, weights: Array, grid: Grid) -> Array:
@@ -109,6 +104,7 @@ def _taken(grid: Grid, rows: Array) -> Grid:
     return Grid(low, step, grid.most)
 
 
+# Those of Nagel et al. 2020, arXiv 2004.10568: section 3.3 and its implementation.
 _STRETCH = (-0.1, 1.1)
 _STEEP = (20.0, 2.0)
 _FREE = 0.2
