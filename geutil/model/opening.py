@@ -116,7 +116,8 @@ def open(
     """
     if powers not in _ALLOWED:
         raise ModelError(f"powers={powers!r} is none of {list(_ALLOWED)}")
-    if isinstance(source, str | os.PathLike) and _is_lite(Path(source)):
+    path = Path(source) if isinstance(source, str | os.PathLike) else None
+    if path is not None and path.is_file() and is_tflite_file(path):
         others = (signature, tags, inputs, outputs, session, trainable)
         if any(other is not None for other in others) or not inline or isolated:
             raise ModelError(
@@ -152,10 +153,6 @@ def open(
             )
         _train_only(model, [trainable] if isinstance(trainable, str) else trainable)
     return model
-
-
-def _is_lite(path: Path) -> bool:
-    return path.is_file() and is_tflite_file(path)
 
 
 def _open_lite(path: Path, powers: str) -> Any:
