@@ -106,6 +106,8 @@ def _device_type(op: Operation, usual: str) -> str:
     return str(device.device_type or usual)
 
 
+# Keras 3 has XLA compile a convolution by groups, because its gradient does not run on
+# processors without: the layer is a call, and its weights are read in the body.
 _CONVOLUTIONS = frozenset(("Conv2D", "Conv3D"))
 _BESIDES = frozenset(
     ("Const", "ExpandDims", "Identity", "NoOp", "ReadVariableOp", "Squeeze")

@@ -299,7 +299,9 @@ def calls_by_scopes(
     # Those of a subclassed model begin with its own name.
     owners |= {owner.partition("/")[2] for owner in owners}
     # Names that tf_keras accepts have slashes in them, which make scopes of their own.
-    paths = owners if classes is None else _with_prefixes(classes)
+    paths = owners
+    if classes is not None:
+        paths = {around for path in classes for around in scopes_around(path)}
     opened = _opened_twice if classes is None else _opened_once
 
     def inside(place: tuple[str, str]) -> list[tuple[str, str]]:
@@ -321,11 +323,6 @@ def calls_by_scopes(
     if classes is None and owners.isdisjoint(call.path for call in calls):
         return ()
     return tuple(calls)
-
-
-def _with_prefixes(paths: Iterable[str]) -> set[str]:
-    """Return paths and all that is around them."""
-    return {around for path in paths for around in scopes_around(path)}
 
 
 def _tree(names: Iterable[str]) -> dict[str, dict[str, None]]:

@@ -25,6 +25,7 @@ from geutil.graph.types import Graph, Operation
 _ANY_DEVICE = "DEFAULT"
 
 
+# TensorFlow's wheels for Linux register the kernels of GPUs, present or not.
 @dataclass(frozen=True)
 class RegisteredKernel:
     """The kernel of an op on a type of device."""

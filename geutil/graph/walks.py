@@ -145,11 +145,6 @@ def topological_order(
     return order
 
 
-def is_control(reference: str) -> bool:
-    """Tell whether an input of a node is one to wait for: `^node`."""
-    return reference.startswith("^")
-
-
 def node_name(reference: str) -> str:
     """Return the node that `node`, `node:1`, `node:output:1` or `^node` names."""
     return reference.removeprefix("^").partition(":")[0]

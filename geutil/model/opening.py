@@ -117,7 +117,8 @@ def open(
     """
     if powers not in _ALLOWED:
         raise ModelError(f"powers={powers!r} is none of {list(_ALLOWED)}")
-    if isinstance(source, str | os.PathLike) and _is_lite(Path(source)):
+    path = Path(source) if isinstance(source, str | os.PathLike) else None
+    if path is not None and path.is_file() and is_tflite_file(path):
         others = (signature, tags, inputs, outputs, session, trainable)
         if any(other is not None for other in others) or not inline or isolated:
             raise ModelError(
@@ -173,10 +174,6 @@ def _opened(origin: Source, signature: str | None = None, inline: bool = True) -
     """Return the model of a signature, or of the one that is selected."""
     name = origin.chosen(signature)
     return Signatures(origin, inline, {}, tuple(origin.signatures), Model)[name]
-
-
-def _is_lite(path: Path) -> bool:
-    return path.is_file() and is_tflite_file(path)
 
 
 def _open_lite(path: Path, powers: str) -> Any:

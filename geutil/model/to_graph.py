@@ -332,6 +332,8 @@ def variables_of(
     ]
 
 
+# TensorFlow takes the ops of a FuncGraph over once, when the function is made. So a
+# function is built from a copy, and the graph itself stays editable.
 def build(
     graph: Graph,
     inputs: Mapping[str, Tensor],

@@ -240,7 +240,7 @@ def copy_ops_in_bulk(
     renamed = (
         bool(info.scope or info.reuses_scope)
         or nodedef_fn is not None
-        or _has_loop(graph_def)
+        or any("NextIteration" in node.op for node in graph_def.node)
     )
     inputs = _Inputs(info, _new_names(info, ops) if renamed else None)
     for op, node_def in zip(ops, graph_def.node, strict=True):
@@ -250,7 +250,11 @@ def copy_ops_in_bulk(
             node_def.name = inputs.name(op)
         if nodedef_fn is not None:
             node_def.CopyFrom(nodedef_fn(node_def))
-    if _may_be_refused(info):
+    # A shape may be refused when placeholders have been made already.
+    pairs = info.replacements.items()
+    if not info.same_graph and any(
+        not types.same_static_shape(t, t_) for t, t_ in pairs
+    ):
         _rehearse(info, graph_def, inputs.outside)
     if nodedef_fn is not None:
         info.altered_ops += ops
@@ -280,13 +284,6 @@ def _import(
         raise TransformError(f"TensorFlow refuses the copy: {error}") from error
 
 
-def _may_be_refused(info: TransformState) -> bool:
-    """Tell whether a shape may be refused when placeholders have been made already."""
-    return not info.same_graph and any(
-        not types.same_static_shape(t, t_) for t, t_ in info.replacements.items()
-    )
-
-
 def _rehearse(
     info: TransformState, graph_def: Any, outside: Mapping[str, Tensor]
 ) -> None:
@@ -303,10 +300,6 @@ def _rehearse(
             for name, t in outside.items()
         }
     _import(graph, rehearsal, input_map)
-
-
-def _has_loop(graph_def: Any) -> bool:
-    return any("NextIteration" in node.op for node in graph_def.node)
 
 
 def _new_names(info: TransformState, ops: Sequence[Operation]) -> dict[Operation, str]:

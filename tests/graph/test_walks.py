@@ -124,7 +124,6 @@ def test_depth_does_not_count() -> None:
 )
 def test_node_name(reference: str, node: str) -> None:
     assert walks.node_name(reference) == node
-    assert walks.is_control(reference) is (reference[0] == "^")
 
 
 def test_names_of_tensors() -> None:

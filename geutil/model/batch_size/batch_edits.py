@@ -101,6 +101,9 @@ def constant_value(node: Any) -> Any:
 Shape = tuple[int | None, ...] | None
 """A static shape: None for an unknown rank, None for an unknown dimension."""
 
+# The batch is given a size that nothing else in the graph has, a prime number, and
+# TensorFlow's own shape inference carries it through the ops: a dimension that is a
+# multiple of the prime grows with the batch.
 _PRIMES = (211, 223, 227, 229, 233, 239, 241, 251, 257, 263, 269, 271, 277, 281, 283)
 _SMALL = 4096
 """Elements of the largest constant that is searched for the batch size."""

@@ -94,7 +94,8 @@ def select_meta_graph(
     """Choose one of the MetaGraphs of a SavedModel, by exactly its tags."""
     # None means the one with the tag "serve" alone, or else the only one there is.
     all_tags = [tuple(m.meta_info_def.tags) for m in saved_model.meta_graphs]
-    requested_tags = {_PREFERRED_TAG} if tags is None else _tag_set(tags)
+    tag = _PREFERRED_TAG if tags is None else tags
+    requested_tags = {tag} if isinstance(tag, str) else set(tag)
     for meta_graph, its_tags in zip(saved_model.meta_graphs, all_tags, strict=True):
         if set(its_tags) == requested_tags:
             return meta_graph
@@ -111,10 +112,6 @@ def select_meta_graph(
         f"it holds {listed}",
         remedy=Words("pass one of these as tags=..."),
     )
-
-
-def _tag_set(tags: Iterable[str]) -> set[str]:
-    return {tags} if isinstance(tags, str) else set(tags)
 
 
 def _read(file: Path, expected_kind: str) -> Any:

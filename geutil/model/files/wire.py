@@ -284,6 +284,9 @@ def parsed(proto: Any, data: bytes) -> Any:
 
 
 _REPEATED, _MAP = "repeated ", "map "
+# TensorFlow's own classes take seconds to import. Those here are made of a table, in a
+# pool of their own, and parsed by the same library; fields that the table lacks are
+# carried along as bytes. A test compares the table with TensorFlow's definitions.
 MESSAGES: Mapping[str, Mapping[str, tuple[int, str]]] = MappingProxyType(
     {
         "SavedModel": {"meta_graphs": (2, "repeated MetaGraphDef")},

@@ -80,7 +80,8 @@ def add_output(
         rebuilds = {}
         for caller in family.callers:
             same = same_ends(caller)
-            like = NewOutput(tensor_by_key[_keys(family, caller)[0]])
+            key = next(e.key for e in family.entries if e.name in caller.names)
+            like = NewOutput(tensor_by_key[key])
             rebuilds[caller.op] = Rebuild(same.inputs, [*same.outputs, like])
         replaced = write_back.write(library, family.entries, rebuilds)
     return tuple(replaced[caller.op].outputs[-1] for caller in family.callers)
@@ -129,10 +130,6 @@ def _family_of_results(library: FunctionLibrary, entry: Entry, instead: str) -> 
     for member in family.entries:
         library.open(member)
     return family
-
-
-def _keys(family: Family, caller: Caller) -> list[str]:
-    return [e.key for e in family.entries if e.name in caller.names]
 
 
 def _check_branches(family: Family, tensor_by_key: Mapping[str, Tensor]) -> None:

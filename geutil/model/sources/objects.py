@@ -233,16 +233,12 @@ def _by_keras(make: Callable[[], Any], path: Path) -> Any:
 def _advice(path: Path) -> str:
     """Return the remedy for a file of the Keras before Keras 3; "" for others."""
     version = inspect_keras(path).version or ""
-    if not version.startswith("2.") or _uses_legacy_keras():
+    if not version.startswith("2.") or tf.keras.__version__.startswith("2."):
         return ""
     return (
         f"\nKeras {version} wrote it, which goes on as tf_keras: install that, start "
         "Python with TF_USE_LEGACY_KERAS=1, and open the file again"
     )
-
-
-def _uses_legacy_keras() -> bool:
-    return tf.keras.__version__.startswith("2.")
 
 
 def program_of_keras_model(model: Any) -> tuple[ModelProgram, list[tf.Variable]]:

@@ -178,15 +178,12 @@ def _sources(
     for what, averages in zip(("mean", "variance"), pair, strict=True):
         if not averages:
             return f"nothing that runs moves a variable towards its {what}"
-        names = [_variable_name(a.variable, variable_names) for a in averages]
+        handles = [a.variable for a in averages]
+        names = [variable_names.get(id(h), h.op.name) for h in handles]
         if len({id(a.variable) for a in averages}) > 1:
             return f"{names} are all moving averages of its {what}"
         sources.append(_Source(names[0], _read(averages[0])))
     return sources[0], sources[1]
-
-
-def _variable_name(handle: Tensor, names: Mapping[int, str]) -> str:
-    return names.get(id(handle), handle.op.name)
 
 
 def _read(average: MovingVariable) -> Tensor:

@@ -241,19 +241,13 @@ def noise_removal() -> tuple[Rule, ...]:
     mask)) + b. Refused: normal noise whose mean is not zero, and alpha dropout whose
     constants do not keep mean and variance.
     """
+    noise = Op(ADDITIONS, Any("x"), _normal(), commutative=True)
+    factor = Op("Mul", Any("x"), _normal(), commutative=True)
     return (
-        Rule(_additive(), _input, lambda m: _off_mean(m, 0.0), "gaussian_noise"),
-        Rule(_factor(), _input, lambda m: _off_mean(m, 1.0), "gaussian_dropout"),
+        Rule(noise, _input, lambda m: _off_mean(m, 0.0), "gaussian_noise"),
+        Rule(factor, _input, lambda m: _off_mean(m, 1.0), "gaussian_dropout"),
         Rule(_alpha(), _input, _unfit_alpha, "alpha_dropout"),
     )
-
-
-def _additive() -> Pattern:
-    return Op(ADDITIONS, Any("x"), _normal(), commutative=True)
-
-
-def _factor() -> Pattern:
-    return Op("Mul", Any("x"), _normal(), commutative=True)
 
 
 def _normal() -> Pattern:

@@ -79,11 +79,8 @@ def relu6_to_relu() -> Rule:
         >>> y.op.inputs[0].name
         'a/Relu:0'
     """
-    return Rule(Op("Relu6", AnyPattern("x")), _relu, name="relu6_to_relu")
-
-
-def _relu(match: Match) -> Tensor:
-    return tf.nn.relu(match["x"], name="Relu")
+    pattern = Op("Relu6", AnyPattern("x"))
+    return Rule(pattern, lambda m: tf.nn.relu(m["x"], "Relu"), name="relu6_to_relu")
 
 
 _CONTROL_FLOW = frozenset(

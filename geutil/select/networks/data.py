@@ -130,11 +130,7 @@ def _is_one(data: Any, inputs: Mapping[str, Any]) -> bool:
     if not isinstance(data, tuple) or not data:
         return False
     # Labels may be by name, too, but then not by the names of the inputs.
-    return not all(_is_for(item, inputs) for item in data)
-
-
-def _is_for(item: Any, inputs: Mapping[str, Any]) -> bool:
-    return isinstance(item, Mapping) and set(item) == set(inputs)
+    return not all(isinstance(d, Mapping) and set(d) == set(inputs) for d in data)
 
 
 def _is_array(value: Any) -> bool:

@@ -116,7 +116,9 @@ class MovingStatistics:
 
     def _of_fused(self, norm: FusedNorm) -> list[MovingVariable] | None:
         """Return the variables that follow a fused norm's moments, if it reads none."""
-        if all(_is_vector(t, norm.op.inputs[1]) for t in norm.given):
+        like = norm.op.inputs[1].shape
+        shapes = [t.shape for t in norm.given]
+        if all(s.rank == 1 and s.as_list() == like.as_list() for s in shapes):
             are_parameters = all(self._origins.is_parameter(t) for t in norm.given)
             return [] if are_parameters else None
         averages = []
@@ -147,10 +149,6 @@ class MovingStatistics:
         return fused_norm(t.op) is not None or any(
             self._origins.of(source) is None for source in self._origins.sources(t.op)
         )
-
-
-def _is_vector(tensor: Tensor, like: Tensor) -> bool:
-    return tensor.shape.rank == 1 and tensor.shape.as_list() == like.shape.as_list()
 
 
 def _last(tensors: Sequence[Tensor]) -> Tensor | None:
