@@ -213,7 +213,8 @@ def load_keras_file(path: Path) -> Any:
 
 def build_keras_file(path: Path) -> Any:
     """Build the model of a file with zeros as weights; None if more is to be read."""
-    config = None if _uses_legacy_keras() else without_values(path)
+    is_legacy = tf.keras.__version__.startswith("2.")
+    config = None if is_legacy else without_values(path)
     if config is None:
         return None
     build = tf.keras.utils.deserialize_keras_object
