@@ -82,7 +82,7 @@ def _count(op: LiteOp) -> Iterator[str]:
 def _calls(op: LiteOp) -> Iterator[str]:
     """Yield the ends of called subgraphs that do not fit the tensors of an op."""
     handed = op.inputs[1:] if op.kind == "IF" else op.inputs
-    condition = op.inputs[0] if op.kind == "IF" else None
+    condition = op.inputs[0] if op.kind == "IF" and op.inputs else None
     if condition is not None and condition.dtype != "bool":
         yield f"goes by {condition!r}, which is no bool"
     for place, graph in enumerate(op.subgraphs):

@@ -177,6 +177,11 @@ def called(m):
     m.add("IF", [condition, "t0"], outputs=[made], **named)
 
 
+def called_with_nothing(m):
+    called(m)
+    m.op("z").inputs = []
+
+
 def float_bias(m):
     first(m, "CONV_2D").inputs[2].dtype = "float32"
 
@@ -219,6 +224,7 @@ BROKEN = [
     (TWO, type_of_kernel, "types", "its kernel computes in float32, .* is int64"),
     (diamond, two_types, "types", "and its kernel takes one type"),
     (TWO, called, "counts", r"goes by .*, which is no bool(.|\n)*for the outputs"),
+    (TWO, called_with_nothing, "counts", "for the inputs .* of"),
     (quantized, float_bias, "biases", "is float32, and is int32 for int8"),
     (quantized, long_bias, "biases", "has 9 values for 8"),
     (quantized, no_steps, "biases", "computes in integers, and .* has no steps"),
