@@ -29,6 +29,10 @@ from dataclasses import dataclass
 
 from geutil.errors import QuantizeError
 
+FEWEST_ROUNDED = 1024
+"""Layers with fewer weights take longer to round their data than that saves; TFLite's
+converter leaves as many in float."""
+
 
 @dataclass(frozen=True)
 class Scheme:
@@ -53,6 +57,11 @@ class Scheme:
     at_run_time: bool = False
     is_float: bool = False
     block: int | None = None
+
+    @property
+    def fewest_weights(self) -> int:
+        """How many weights a layer needs to be stored in integers."""
+        return FEWEST_ROUNDED if self.at_run_time else 0
 
     @property
     def weights_only(self) -> bool:

@@ -102,7 +102,10 @@ class FloatNetwork:
             copy, scheme=self.scheme, is_training=False, overrides=overrides
         )
         if not self._weights_only:
-            ranges = calibrate(copy, self.samples, self.method, progress=False)
+            # Rounding each plan by data would take far longer than it tells of bits.
+            ranges = calibrate(
+                *(copy, self.samples, self.method), rounding="nearest", progress=False
+            )
             # What was found best is kept, so that the bits alone differ.
             self.method = ranges.method
         return copy, report

@@ -19,7 +19,8 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph.types import Operation
+from geutil.graph.op_types import VERSION_1_FLOW
+from geutil.graph.types import Graph, Operation
 from geutil.quantize.blocks import with_stored_steps
 from geutil.quantize.calibration.ranges import (
     RangeSite,
@@ -37,6 +38,7 @@ from geutil.quantize.spec import Range
 Array = np.ndarray[Any, Any]
 
 ROUNDINGS = ("nearest", "gptq", "adaround")
+_FLOAT_BITS = 32
 _MOST_ROWS = 4096
 _STEPS = 400
 _DAMPING, _DAMPING_OF_TARGET = 0.05, 0.3
@@ -58,7 +60,11 @@ class Choice:
 
     @classmethod
     def of(
-        cls, rounding: str, clipping_name: str | None, correct_bias: bool | None
+        cls,
+        rounding: str | None,
+        clipping_name: str | None,
+        correct_bias: bool | None,
+        default: str,
     ) -> Choice:
         """Return a choice, with what goes well together where nothing is said.
 
@@ -66,12 +72,13 @@ class Choice:
             QuantizeError: there is no such rounding or clipping.
         """
         for what, name, names in (
-            ("rounding", rounding, ROUNDINGS),
+            ("rounding", rounding, (None, *ROUNDINGS)),
             ("clipping", clipping_name, (None, *clipping.CLIPPINGS)),
         ):
             if name not in names:
                 known = ", ".join(n for n in names if n is not None)
                 raise QuantizeError(f"there is no {what} '{name}'; there are {known}")
+        rounding = rounding or default
         by_data = rounding != "nearest"
         return cls(
             rounding,
@@ -150,6 +157,22 @@ class _Rows:
             (turned @ simulated).astype(np.float64) / count,
             (turned @ exact).astype(np.float64) / count,
         )
+
+
+def default_rounding(graph: Graph, sites: Sequence[RangeSite]) -> str:
+    """Return how weights are rounded where nothing is said.
+
+    By data where most of the noise is theirs: they have fewer bits than activations
+    have, which are not to be trained any more. Layers in control flow of version 1
+    cannot be run one by one.
+    """
+    weights, activations = (
+        min((s.form.bits for s in sites if s.is_weights is of), default=_FLOAT_BITS)
+        for of in (True, False)
+    )
+    trains = any(site.learnt is not None for site in sites)
+    in_order = not any(op.type in VERSION_1_FLOW for op in graph.get_operations())
+    return "gptq" if weights < activations and in_order and not trains else "nearest"
 
 
 def round_weights(
