@@ -106,8 +106,10 @@ class FloatNetwork:
             ranges = calibrate(
                 *(copy, self.samples, self.method), rounding="nearest", progress=False
             )
-            # What was found best is kept, so that the bits alone differ.
-            self.method = ranges.method
+            # What was found best is kept, so that the bits alone differ; of methods
+            # range by range that is "best", which chooses them without the bits.
+            if not ranges.by_range:
+                self.method = ranges.method
         return copy, report
 
     def score(self, outputs: Sequence[Outputs], metric: Metric) -> float:
