@@ -148,6 +148,15 @@ def test_ranges_of_few_values_are_not_clipped():
         assert report.ranges[name] == ranges[method][name]
 
 
+def test_ranges_of_16_bits_have_room_for_other_data():
+    m, data = opened(two_layers, NARROW), rows(size=64)
+    quantize(m, is_training=False, scheme="int16x8")
+    reach = max(np.abs(batch["a"]).max() for batch in data)
+    for method, factor in (("best", 2.0), ("min_max", 1.0)):
+        found = calibrate(m, data, method, rounding="nearest").ranges["a/input_quant"]
+        np.testing.assert_allclose(found, [-factor * reach, factor * reach], 1e-6)
+
+
 def test_one_batch_is_not_clipped():
     report = calibrate(quantized(two_layers, NARROW), rows(1))
     assert report.method == "min_max"
