@@ -13,7 +13,7 @@ Scheme = Callable[[Any, list[dict[str, Any]]], bytes]
 
 
 def simulated(
-    method: str = "best", rounding: str = "nearest", **choices: Any
+    method: str = "best", rounding: str | None = None, **choices: Any
 ) -> Scheme:
     """Return a scheme whose ranges and weights are found from data.
 
@@ -49,16 +49,18 @@ SCHEMES: dict[str, Scheme] = {
     "int8, best": simulated(),
     "int8, mse": simulated("mse"),
     "int8, percentile": simulated("percentile"),
-    "4/8, best": simulated(scheme="int8x4"),
-    "4/8, mse": simulated("mse", scheme="int8x4"),
-    "4/8, gptq": simulated(rounding="gptq", scheme="int8x4"),
+    "4/8, gptq": simulated(scheme="int8x4"),
+    "4/8, nearest": simulated(rounding="nearest", scheme="int8x4"),
     "4/8, adaround": simulated(rounding="adaround", scheme="int8x4"),
-    "16x8, best": simulated(scheme="int16x8"),
-    "weights int8, nearest": stored("weight_only_int8"),
-    "weights int4, nearest": stored("weight_only_int4"),
-    "weights int4, gptq": simulated(rounding="gptq", scheme="weight_only_int4"),
-    "dynamic int8, nearest": stored("dynamic_range"),
-    "dynamic int4, blocks": stored("dynamic_range_int4"),
-    "dynamic int4, gptq": simulated(rounding="gptq", scheme="dynamic_range_int4"),
+    "16x8, gptq": simulated(scheme="int16x8"),
+    "16x8, nearest": simulated(rounding="nearest", scheme="int16x8"),
+    "weights int8, no data": stored("weight_only_int8"),
+    "weights int8, gptq": simulated(scheme="weight_only_int8"),
+    "weights int4, gptq": simulated(scheme="weight_only_int4"),
+    "weights int4, no data": stored("weight_only_int4"),
+    "dynamic int8, no data": stored("dynamic_range"),
+    "dynamic int8, gptq": simulated(scheme="dynamic_range"),
+    "dynamic int4, no data": stored("dynamic_range_int4"),
+    "dynamic int4, gptq": simulated(scheme="dynamic_range_int4"),
     "float16, nearest": stored("float16"),
 }

@@ -108,7 +108,7 @@ def _quantize(work: Work, step: PipelineStep) -> Any:
     from geutil.quantize import calibrate, quantize
 
     options = dict(step.options)
-    rounding = options.pop("rounding", "nearest")
+    rounding = options.pop("rounding", None)
     method = options.pop("method", "best")
     work.scheme = options.get("scheme")
     reports: list[Any] = [quantize(work.model, is_training=False, **options)]

@@ -63,8 +63,13 @@ class Rounding(str, Enum):
 
 
 RoundingName = Annotated[
-    Rounding,
-    typer.Option("--rounding", help="How weights are rounded: the last two by data."),
+    Rounding | None,
+    typer.Option(
+        "--rounding",
+        help="How weights are rounded: the last two by data. By default gptq where "
+        "they have fewer bits than activations.",
+        show_default=False,
+    ),
 ]
 
 

@@ -91,6 +91,8 @@ NEXT_ITERATIONS = frozenset(("NextIteration", "RefNextIteration"))
 """How a tensor gets into the next round of a loop of version 1."""
 SWITCHES = frozenset(("Switch", "RefSwitch"))
 """Where ways of version 1 part."""
+VERSION_1_FLOW = ENTERS | MERGES | SWITCHES
+"""Control flow of version 1: loops and branches."""
 
 SHAPE_READERS = frozenset(("Rank", "Shape", "ShapeN", "Size"))
 """Ops that read the shape of a tensor and tell it."""

@@ -272,6 +272,7 @@ def _of_scheme(name: str, choices: QuantizeChoices) -> QuantizeChoices:
         depthwise_bits=scheme.depthwise_bits,
         weights_only=scheme.weights_only,
         block=scheme.block,
+        fewest_weights=scheme.fewest_weights,
     )
 
 

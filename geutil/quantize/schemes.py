@@ -32,6 +32,10 @@ from geutil.errors import QuantizeError, Words
 FOLD = Words("geutil.batchnorm.fold_batch_norms")
 QUANTIZE = Words("geutil.quantize.quantize(model, is_training=False)")
 
+FEWEST_ROUNDED = 1024
+"""Layers with fewer weights take longer to round their data than that saves; TFLite's
+converter leaves as many in float."""
+
 
 @dataclass(frozen=True)
 class Scheme:
@@ -47,6 +51,11 @@ class Scheme:
     # How many inputs of a product have a range together, in each channel; None is all.
     # Weights in blocks have 4 bits (`geutil.quantize.blocks`).
     block: int | None = None
+
+    @property
+    def fewest_weights(self) -> int:
+        """How many weights a layer needs to be stored in integers."""
+        return FEWEST_ROUNDED if self.at_run_time else 0
 
     @property
     def weights_only(self) -> bool:

@@ -241,6 +241,8 @@ class QuantizeChoices:
     """Bits of the weights of depthwise and grouped convolutions; None: as others."""
     weights_only: bool = False
     """Quantize the weights of layers, and no activations."""
+    fewest_weights: int = 0
+    """Leave layers with fewer weights in float, unless an override is for them."""
     block: int | None = None
     """How many inputs of a product have a range together, with `BLOCK_BITS` bits."""
     products_at_end: bool = False

@@ -185,7 +185,8 @@ class Together:
         for name, (_, _, *ends) in cases.items():
             named = {n: t for n, t in self.model.inputs.items() if self.is_of(n, name)}
             self.data |= samples(named, **(ends[0] if ends else {}))
-        calibrate(self.model, self.data, method)
+        # By its data each layer would have weights of its own.
+        calibrate(self.model, self.data, method, rounding="nearest")
         self.blob = to_tflite(self.model, scheme=choices.get("scheme"))
 
     def _compute(self, *given):

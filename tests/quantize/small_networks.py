@@ -14,7 +14,7 @@ def prepared(m, data=None, method="min_max", **options):
     """Quantize a model, by default for inference, calibrate it by data, return it."""
     quantize(m, **{"is_training": False, **options})
     if data is not None:
-        calibrate(m, data, method)
+        calibrate(m, data, method, rounding="nearest")
     return m
 
 

@@ -96,6 +96,32 @@ def test_one_number_for_all_channels_is_added_to_each():
     assert far_off(cases, lambda _: 1, in_float=False) == {}
 
 
+def test_a_constant_behind_a_bias_is_part_of_it():
+    """A hard sigmoid adds 3, and its range is that of its Relu6: not twice as wide."""
+
+    def network(layer, kernel):
+        def compute(x):
+            y = layer(x, kernel)
+            y = y + tf.constant(normal(y.shape[-1], seed=3) / 3)
+            return tf.nn.relu6(y + 3.0) / 6.0
+
+        return compute
+
+    cases = {
+        layer: (network(function, kernel_of(n)), (IMAGE,))
+        for n, (layer, function) in enumerate(LAYERS.items())
+    }
+    parts = Together(cases).parts()
+    assert {case: (part.most <= 1, part.floats) for case, part in parts.items()} == {
+        case: (True, []) for case in cases
+    }
+    m = opened(network(LAYERS["conv"], kernel_of(0)), ANY_BATCH)
+    quantize(m, is_training=False)
+    calibrate(m, [samples(m.inputs)])
+    kinds = [op.kind for op in tflite.open(to_int8(m)).ops]
+    assert kinds == ["CONV_2D", "MUL"]
+
+
 ADDENDS = {
     "vector": lambda shape: shape[-1:],
     "row": lambda shape: [1, shape[-1]],

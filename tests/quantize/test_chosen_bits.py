@@ -102,7 +102,7 @@ def assembled(m, data, overrides, scheme="int8", method="min_max"):
     copy = m.cut()
     quantize(copy, scheme=scheme, is_training=False, overrides=overrides)
     if scheme == "int8":
-        calibrate(copy, data, method)
+        calibrate(copy, data, method, rounding="nearest")
     return copy
 
 
@@ -178,7 +178,7 @@ def every_choice(dense):
     m, data = dense
     copy = m.cut()
     report = quantize(copy, is_training=False)
-    calibrate(copy, data, "min_max")
+    calibrate(copy, data, "min_max", rounding="nearest")
     layers, _ = find_weights(copy, report)
     counts = (12 * 24, 24 * 16, 16 * 32, 32 * 8, 8 * 6)
     names = [(f"dense{i}",) for i in range(4)]

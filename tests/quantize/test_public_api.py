@@ -12,7 +12,7 @@ OTHERS = """
 """
 SIGNATURES = """
 arena_bytes(blob: bytes, *, reference: bool = False) -> int
-calibrate(model: Any, dataset: Any, method: str = best, *, rounding: str = nearest,
+calibrate(model: Any, dataset: Any, method: str = best, *, rounding: str | None = None,
     clipping: str | None = None, correct_bias: bool | None = None, decay: float =
     0.9, percentile: float = 99.99, bins: int = 2048, progress: bool | None = None)
     -> CalibrationReport

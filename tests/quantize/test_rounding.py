@@ -239,7 +239,7 @@ def quantized(function=deep, scheme="int8x4", **options):
 def test_the_network_gets_nearer_to_itself_in_float():
     exact, m = opened(deep, IMAGE), quantized()
     judged = data(seed=30)
-    calibrate(m, data())
+    calibrate(m, data(), rounding="nearest")
     nearest = noise_of(m, exact, judged)
     for method in BY_DATA:
         report = calibrate(m, data(), rounding=method)
@@ -248,21 +248,59 @@ def test_the_network_gets_nearer_to_itself_in_float():
         assert all(entry.after < entry.before for entry in report.layers[:3]), method
         text = str(report)
         assert f"weights of 5 layer(s) rounded by {method}, 0 not" in text
-    calibrate(m, data())
+    calibrate(m, data(), rounding="nearest")
     assert noise_of(m, exact, judged) == nearest
+
+
+@pytest.mark.parametrize(
+    ("scheme", "usual"),
+    [
+        *(("int8x4", "gptq"), ("int16x8", "gptq"), ("weight_only_int8", "gptq")),
+        *(("int8", "nearest"), ("of float16", "nearest")),
+    ],
+)
+def test_weights_of_fewer_bits_than_activations_are_rounded_by_data(scheme, usual):
+    if scheme == "of float16":
+        # Of 16 bits are both: no noise of weights alone.
+        m = opened(one_layer, IMAGE)
+        quantize(m, is_training=False, weight_bits=16, activation_bits=16)
+    else:
+        m = quantized(one_layer, scheme)
+    report = calibrate(m, data())
+    assert report.rounding == usual
+    assert [type(e) for e in report.layers] == [Rounded] * (usual == "gptq")
+    exact, judged = opened(one_layer, IMAGE), data(seed=30)
+    found = noise_of(m, exact, judged)
+    calibrate(m, data(), rounding="nearest")
+    nearest = noise_of(m, exact, judged)
+    assert found < 0.6 * nearest if usual == "gptq" else found == nearest
+
+
+def test_networks_in_training_are_rounded_to_the_nearest():
+    m = opened(one_layer, IMAGE)
+    quantize(m, is_training=True, scheme="int8x4")
+    assert calibrate(m, data()).rounding == "nearest"
+
+
+def test_layers_with_too_many_inputs_are_listed():
+    weights = normal(8200, 2)
+    m = opened(lambda x: {"y": tf.matmul(x, weights)}, spec(None, 8200, name="x"))
+    quantize(m, is_training=False, scheme="int8x4")
+    (entry,) = calibrate(m, [{"x": normal(4, 8200)}]).layers
+    assert entry.reason == "multiplies 8200 values, whose products take 0.5 GB"
 
 
 def test_biases_take_over_the_means():
     """Each channel's mean, over all data, is that of the network in float."""
     exact, m = opened(one_layer, IMAGE), quantized(one_layer)
-    calibrate(m, data(), correct_bias=True)
+    calibrate(m, data(), rounding="nearest", correct_bias=True)
     means = [
         np.mean([each.run(**b)["y"] for b in data()], (0, 1, 2, 3))
         for each in (exact, m)
     ]
     step = np.ptp(exact.run(**data()[0])["y"]) / 255
     assert np.abs(means[0] - means[1]).max() < step / 5
-    calibrate(m, data())
+    calibrate(m, data(), rounding="nearest")
     plain = np.mean([m.run(**b)["y"] for b in data()], (0, 1, 2, 3))
     assert np.abs(means[0] - plain).max() > step
 
@@ -298,8 +336,8 @@ def test_saved_models_keep_what_was_decided(tmp_path):
     # The same is decided twice.
     calibrate(m, data(), rounding="gptq")
     assert np.array_equal(m.run(**batch)["y"], first)
-    calibrate(again, data())
-    calibrate(m, data())
+    calibrate(again, data(), rounding="nearest")
+    calibrate(m, data(), rounding="nearest")
     assert np.array_equal(again.run(**batch)["y"], m.run(**batch)["y"])
 
 
@@ -388,7 +426,7 @@ def test_variables_of_the_same_name_are_left_alone():
     m = opened(lambda x: one_layer(x + gain), IMAGE)
     quantize(m, is_training=False, scheme="int8x4")
     calibrate(m, data(), rounding="gptq")
-    calibrate(m, data())
+    calibrate(m, data(), rounding="nearest")
     np.testing.assert_array_equal(gain.numpy(), normal(3))
 
 
@@ -401,7 +439,7 @@ def test_delayed_quantization_is_listed():
 
 def test_stages_make_what_the_network_makes():
     exact, m = opened(deep, IMAGE), quantized()
-    calibrate(m, data())
+    calibrate(m, data(), rounding="nearest")
     layers = list(Network(m.graph, m.outputs.values()).layers.values())
     samples = [{"x": tf.constant(b["x"])} for b in data(2)]
     stages = Stages(m.graph, m.inputs, layers, samples, lambda op: None)
@@ -428,7 +466,7 @@ def targets_of(m):
 def branches(weights, **options):
     m = opened(lambda x: two_branches(x, weights), IMAGE)
     quantize(m, is_training=False, **options)
-    calibrate(m, [{"x": x} for x in branch_inputs()])
+    calibrate(m, [{"x": x} for x in branch_inputs()], rounding="nearest")
     return m
 
 

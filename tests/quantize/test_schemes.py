@@ -178,7 +178,11 @@ def test_files_compute_what_is_simulated(scheme, caplog):
         "attention": (attention, (spec(6, 6, 16),), ends),
     }
     shared, scaled = shared_weights(), scaled_data(scheme)
-    made = Together({**networks, **shared, **scaled}, scheme=scheme)
+    # An override is for small layers, too, which the scheme leaves in float.
+    all_layers = {".": Spec(symmetric_weights=True)}
+    made = Together(
+        {**networks, **shared, **scaled}, scheme=scheme, overrides=all_layers
+    )
     told = [r.message for r in caplog.records if "computes in float" in r.message]
     may_be_float = ["transposed"] if SCHEMES[scheme].at_run_time else []
     # Of 8 bits a step is 1/255 of what they span, of 16 1/65535.
@@ -225,6 +229,9 @@ def test_weights_are_rounded_to_nearest_without_data(scheme, mobile):
     assert to_tflite(quantized, scheme=scheme) == blob
     kinds = types_of_weights(blob)
     fewer = {"int4" if scheme == "weight_only_int4" else "int8"}
+    if SCHEMES[scheme].at_run_time:
+        # The layers have fewer than 1,024 weights.
+        fewer = {"float32"}
     assert kinds["CONV_2D"] == fewer
     in_blocks = scheme == "dynamic_range_int4"
     assert kinds["FULLY_CONNECTED"] == ({"int4"} if in_blocks else fewer)
@@ -353,8 +360,8 @@ def test_grouped_convolutions_keep_bytes():
 
 def test_dynamic_ranges_leave_what_is_faster_in_float(caplog):
     caplog.set_level("INFO", "geutil")
-    large, small = normal(3, 3, 16, 16), normal(1, 1, 16, 16, seed=1)
-    depthwise = normal(3, 3, 16, 1, seed=2)
+    large, small = normal(3, 3, 16, 16), normal(1, 1, 128, 4, seed=1)
+    depthwise = normal(3, 3, 16, 8, seed=2)
 
     def network(x):
         x = tf.nn.relu(tf.nn.conv2d(x, large, 1, "SAME"))
@@ -364,13 +371,20 @@ def test_dynamic_ranges_leave_what_is_faster_in_float(caplog):
     m = opened(network, spec(1, 8, 8, 16, name="x"))
     file = tflite.open(to_tflite(m, scheme="dynamic_range"))
     read = [op.inputs[1] for op in file.ops if len(op.inputs) > 1]
-    assert {t.shape: t.dtype for t in read} == {
-        (16, 3, 3, 16): "int8",
-        (1, 3, 3, 16): "float32",
-        (16, 1, 1, 16): "float32",
-    }
+    stored = [t.producer.inputs[0] if t.producer else t for t in read]
+    assert [(t.shape, t.dtype, u.dtype) for t, u in zip(read, stored, strict=True)] == [
+        ((16, 3, 3, 16), "int8", "int8"),
+        ((1, 3, 3, 128), "float32", "int8"),
+        ((4, 1, 1, 128), "float32", "float32"),
+    ]
+    (few,) = quantize(m.cut(), scheme="dynamic_range", is_training=False).skipped[-1:]
+    why = "with 512 weights, rounding data as it runs takes longer than it saves"
+    assert few.reason == why
     assert not [r for r in caplog.records if r.levelname == "WARNING"]
-    assert "with 256 weights, rounding data as it runs takes longer" in caplog.text
+    stored_in_8 = m.cut()
+    quantize(stored_in_8, scheme="weight_only_int8", is_training=False)
+    to_tflite(stored_in_8, scheme="dynamic_range")
+    assert why in caplog.text
     assert "DEPTHWISE_CONV_2D 'y" not in caplog.text
     assert "kernel that rounds data as it runs takes longer" in caplog.text
 

@@ -61,7 +61,7 @@ def quantize(
         ),
     ] = None,
     method: Annotated[Method, typer.Option(help="How.")] = Method.best,
-    rounding: options.RoundingName = Rounding.nearest,
+    rounding: options.RoundingName = None,
     batch: options.BatchSize = 32,
     scheme: Annotated[
         SchemeName | None, optional("What is stored in how many bits.")
@@ -111,7 +111,7 @@ def quantize(
         raise CommandError(
             "an int8 file needs ranges; pass --data, or write a model and calibrate it"
         )
-    if rounding is not Rounding.nearest and batches is None:
+    if rounding and rounding is not Rounding.nearest and batches is None:
         raise CommandError(f"--rounding {rounding.value} needs data; pass --data")
     if bits is not None and not bits.is_file():
         raise CommandError(
@@ -157,7 +157,7 @@ def quantize(
     if batches is not None:
         reports["calibrated"] = _calibrated(model, batches, method, rounding)
     # Weights that data rounded are no others of the model's than in a model written.
-    is_told = batches is not None and rounding is Rounding.nearest
+    is_told = batches is not None and not reports["calibrated"].layers
     reports |= _write(
         model,
         output,
@@ -328,7 +328,7 @@ def calibrate(
     data: options.Data,
     output: options.Target,
     method: Annotated[Method, typer.Option(help="How.")] = Method.best,
-    rounding: options.RoundingName = Rounding.nearest,
+    rounding: options.RoundingName = None,
     batch: options.BatchSize = 32,
     input_type: options.InputTypes = None,
     output_type: options.OutputTypes = None,
@@ -351,12 +351,13 @@ def calibrate(
 
 
 def _calibrated(
-    model: Any, batches: Batches, method: Method, rounding: Rounding
+    model: Any, batches: Batches, method: Method, rounding: Rounding | None
 ) -> Any:
     from geutil.quantize import calibrate as set_ranges
 
     # It shows bars of its own: of batches, and of layers that are rounded.
-    return set_ranges(model, batches.files, method.value, rounding=rounding.value)
+    name = None if rounding is None else rounding.value
+    return set_ranges(model, batches.files, method.value, rounding=name)
 
 
 def _write(

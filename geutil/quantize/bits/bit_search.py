@@ -188,9 +188,14 @@ class FloatNetwork:
             copy, scheme=self.scheme, is_training=False, overrides=overrides
         )
         if not self._weights_only:
-            ranges = calibrate(copy, self.samples, self.method, progress=False)
-            # The best method is kept, so that the bits alone differ.
-            self.method = ranges.method
+            # Rounding each plan by data would take far longer than it tells of bits.
+            ranges = calibrate(
+                *(copy, self.samples, self.method), rounding="nearest", progress=False
+            )
+            # The best method is kept, so that the bits alone differ; of methods
+            # range by range that is "best", which chooses them without the bits.
+            if not ranges.by_range:
+                self.method = ranges.method
         return copy, report
 
     def score(self, outputs: Sequence[Outputs], metric: Metric) -> float:

@@ -22,7 +22,12 @@ from geutil.quantize.calibration.observers import METHODS, Settings
 from geutil.quantize.calibration.ranges import RangeSite, find_sites, unquantized
 from geutil.quantize.joined_inputs import NarrowInput
 from geutil.quantize.rounding import corrections
-from geutil.quantize.rounding.rounding import Choice, Rounded, round_weights
+from geutil.quantize.rounding.rounding import (
+    Choice,
+    Rounded,
+    default_rounding,
+    round_weights,
+)
 from geutil.quantize.rounding.stages import check_flow
 from geutil.quantize.rounding.targets import NotRounded
 from geutil.quantize.schemes import QUANTIZE
@@ -144,7 +149,7 @@ def calibrate(
     dataset: Any,
     method: str = "best",
     *,
-    rounding: str = "nearest",
+    rounding: str | None = None,
     clipping: str | None = None,
     correct_bias: bool | None = None,
     decay: float = 0.9,
@@ -157,13 +162,15 @@ def calibrate(
     The model is run on the data as if it were not quantized. Weights get the range of
     their values. Activations get, by the method,
 
-    - "best": the choice of "mse", unless that of "min_max" or "percentile" for a range
-      makes less than 0.7 times the noise at the outputs: the squared errors of the
-      values, weighed by the squares of the gradients of the outputs. The noise is
-      estimated from the first eight batches. There the network is run, too, with these
-      ranges and with all of them by "mse" and "min_max": one method is taken for all if
-      its noise is less than 0.7 times as large. Without gradients, the three methods
-      are tried so. If there is but one batch it is "min_max";
+    - "best": for a range of fewer than 1,024 values that of "min_max"; for others that
+      of "mse", unless that of "min_max" makes less noise at the outputs, or that of
+      "percentile" less than 0.7 times as much: the squared errors of the values,
+      weighed by the squares of the gradients of the outputs. The noise is estimated
+      from the first eight batches. There the network is run, too, with these ranges and
+      with all of them by "mse" and "min_max": one method is taken for all if its noise
+      is less than 0.7 times as large. Without gradients, the three methods are tried
+      so. If there is but one batch it is "min_max". Ranges of 16 bits reach twice as
+      far, for data to come;
     - "moving_average": moving averages of the smallest and the largest value of a
       batch, which start with the first batch;
     - "min_max": the smallest and the largest value of all batches;
@@ -182,8 +189,8 @@ def calibrate(
     get no share.
 
     Weights are rounded to the nearest of their levels, or, layer by layer, to those
-    that change the layer's results on the data least. That matters with 4 bits, and
-    little with 8:
+    that change the layer's results on the data least. That matters where weights have
+    fewer bits than activations, and gains nothing where both have 8:
 
     - "gptq": each weight makes up for the errors of those before it (Frantar et al.
       2022, arXiv 2210.17323). It takes seconds, and is the better one as a rule;
@@ -203,7 +210,9 @@ def calibrate(
             where weights are rounded by data, its first batches, until there are 128
             samples, are kept in memory, with the results of two layers at a time.
         method: how to choose ranges.
-        rounding: how weights are rounded: "nearest", "gptq" or "adaround".
+        rounding: how weights are rounded: "nearest", "gptq" or "adaround". None is
+            "gptq" where weights have fewer bits than activations and the model is not
+            trained, and else "nearest".
         clipping: the ranges of weights: "min_max" holds all values; "mse" clips those
             far out, channel by channel, where the errors of all weights, counted by the
             data they multiply, become less so; "octav" finds the least error of evenly
@@ -261,7 +270,8 @@ def calibrate(
             f"there is no method '{method}'; the methods are {', '.join(methods)}"
         )
     settings = Settings(decay, percentile, bins)
-    choice = Choice.of(rounding, clipping, correct_bias)
+    usual = default_rounding(model.graph, sites)
+    choice = Choice.of(rounding, clipping, correct_bias, usual)
     if not choice.is_plain:
         check_flow(model.graph)
     with corrections.cleared(model.graph, model.variables):

@@ -13,7 +13,7 @@ are estimated together: their sum is the mean of (v^T dy/dx)^2 over random signs
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import product
@@ -102,9 +102,11 @@ class RangeTrials:
         tried: Mapping[str, Ranges],
         weights: Sequence[RangeSite],
         ranges_of_weights: Ranges,
+        few: Collection[str],
     ) -> Chosen:
         """Choose a method for each range, or one for all."""
-        # One batch does not tell what lies beyond it, so that nothing is tried then.
+        # One batch does not tell the values beyond it, so that nothing is tried then;
+        # nor do the ranges of few values, whose names are `few`.
         if not self._sites:
             return Chosen(SAFE, {}, whole="activations have none")
         if len(self._samples) < 2:
@@ -114,7 +116,10 @@ class RangeTrials:
             candidates = {name: Chosen(name, tried[name]) for name in CANDIDATES}
             whole = shares
         else:
-            by_range = {name: _clearly_least(of) for name, of in shares.items()}
+            by_range = {
+                name: SAFE if name in few else _least(of, _usual(of))
+                for name, of in shares.items()
+            }
             for name, follower in self._followers.items():
                 by_range[name] = by_range[follower.source]
             mixed, whole = _mixed(tried, by_range), ""
@@ -127,7 +132,7 @@ class RangeTrials:
             ranges = chosen.ranges | ranges_of_weights
             results[name].append(simulation.run(sample, ranges))
         noise = {name: self._noise(found) for name, found in results.items()}
-        best = candidates[_clearly_least(noise)]
+        best = candidates[_least(noise, next(iter(candidates)))]
         return Chosen(best.method, best.ranges, noise, best.by_range, whole)
 
     def _noise(self, quantized: Sequence[Results]) -> float:
@@ -142,7 +147,7 @@ class RangeTrials:
         """Return the noise that each range adds by each method, to first order."""
         # By name of the range and method. A text tells why it cannot be told.
         graph = self._model.graph
-        if any(op.type in _VERSION_1_FLOW for op in graph.get_operations()):
+        if any(op.type in op_types.VERSION_1_FLOW for op in graph.get_operations()):
             return "the model has control flow of version 1"
         scales = [_scale(_joined(self._exact, i)) for i in range(len(self._exact[0]))]
         try:
@@ -203,9 +208,6 @@ class _Simulation:
 
 def _shown(items: Sequence[T], doing: str, progress: bool | None) -> Iterator[T]:
     return counted(items, len(items), progress, doing)
-
-
-_VERSION_1_FLOW = frozenset((*op_types.ENTERS, "Merge", "Switch"))
 
 
 class _NoGradientsError(Exception):
@@ -337,11 +339,20 @@ def _scale(exact: Array) -> float:
     return float(1.0 / np.sqrt(variance)) if variance else 0.0
 
 
-def _clearly_least(noise: Mapping[str, float]) -> str:
-    """Return the name of the least noise, or the first if none is clearly less."""
-    first = next(iter(noise))
+def _least(noise: Mapping[str, float], usual: str) -> str:
+    """Return the name of the least noise, or the usual one if none is clearly less."""
     least = min(noise, key=lambda name: noise[name])
-    return least if noise[least] < _CLEARLY * noise[first] else first
+    return least if noise[least] < _CLEARLY * noise[usual] else usual
+
+
+def _usual(noise: Mapping[str, float]) -> str:
+    """Return the method of a range that another has to be clearly better than.
+
+    What clips nothing that was seen need not: data to come lie beyond a narrower range
+    more often.
+    """
+    first, *_ = noise
+    return SAFE if noise[SAFE] < noise[first] else first
 
 
 def _mixed(tried: Mapping[str, Ranges], by_range: dict[str, str]) -> Chosen:

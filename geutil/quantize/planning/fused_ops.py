@@ -253,7 +253,7 @@ def chain_from(
     tensor, cursor = op.outputs[0], op.outputs[0]
     layer = network.layers.get(op)
     # Its result is a matrix, to which the converter gives its axes afterwards.
-    takes_bias = layer is not None and not layer.spreads
+    takes_bias = may_add = layer is not None and not layer.spreads
     # Without a bias the converter runs the two one by one, the layer in float.
     takes_activation = layer is None or not layer.transposed
     while cursor not in network.results and network.quantized(cursor) is None:
@@ -273,12 +273,14 @@ def chain_from(
             passed.append(reader)
             cursor = reader.outputs[0]
             continue
-        if layer and takes_bias and _is_bias(reader, index, layer, network):
+        if layer and may_add and _is_bias(reader, index, layer, network):
             if not all(_leaves_channels(p, reader, index) for p in passed):
                 break
             chain_ops += [*passed, reader]
             passed = []
             takes_bias, takes_activation = False, True
+            # The converter adds constants behind a bias to it: the 3 of a hard sigmoid.
+            may_add = not network.is_statistic(reader.inputs[1 - index])
         elif takes_bias and _is_correction(reader, index, network):
             chain_ops += [*passed, reader]
             passed = []

@@ -58,6 +58,7 @@ _REFUSED = (
     "model before it (Model.cut)"
 )
 _NO_WEIGHTS = "has no weights, and the scheme leaves activations in float"
+_FEW = "rounding data as it runs takes longer than it saves"
 
 
 @dataclass(eq=False)
@@ -230,11 +231,18 @@ class _PointPlanner(Drafts):
             self._skip(op, reason)
             return
         self._weights_of(layer, self.overrides.spec([op]))
-        self.kernels[op] = op
+        if op in self.weights or is_quantized(layer.kernel):
+            self.kernels[op] = op
 
     def _weights_of(self, layer: Layer, spec: Spec) -> None:
         if not is_quantized(layer.kernel):
             form = self._format_of(layer, spec)
+            count = layer.kernel.shape.num_elements() or 0
+            is_large = count >= self.choices.fewest_weights or form.block is not None
+            if not (is_large or self.overrides.asked(layer.op)):
+                few = f"with {count} weights, {_FEW}"
+                self.skips[layer.op] = draft_points.Skip(layer.op, few, False)
+                return
             edge = Edge(layer.op, layer.weights)
             self.weights[layer.op] = self.parameter(
                 layer.kernel, edge, layer.op, spec, form

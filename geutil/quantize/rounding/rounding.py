@@ -20,7 +20,8 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph.types import Operation
+from geutil.graph.op_types import VERSION_1_FLOW
+from geutil.graph.types import Graph, Operation
 from geutil.quantize.blocks import with_stored_steps
 from geutil.quantize.calibration.ranges import RangeSite, frozen, variable_values
 from geutil.quantize.planning.network import Edge, Network
@@ -106,6 +107,7 @@ CLIPPINGS: dict[str, Callable[[Target, Range, Array, Array], Range]] = {
 
 
 ROUNDINGS = ("nearest", "gptq", "adaround")
+_FLOAT_BITS = 32
 _MOST_ROWS = 4096
 _STEPS = 400
 _DAMPING, _DAMPING_OF_TARGET = 0.05, 0.3
@@ -121,16 +123,21 @@ class Choice:
 
     @classmethod
     def of(
-        cls, rounding: str, clipping_name: str | None, correct_bias: bool | None
+        cls,
+        rounding: str | None,
+        clipping_name: str | None,
+        correct_bias: bool | None,
+        default: str,
     ) -> Choice:
         """Return a choice, with defaults that fit each other."""
         for what, name, names in (
-            ("rounding", rounding, ROUNDINGS),
+            ("rounding", rounding, (None, *ROUNDINGS)),
             ("clipping", clipping_name, (None, *CLIPPINGS)),
         ):
             if name not in names:
                 known = ", ".join(n for n in names if n is not None)
                 raise QuantizeError(f"there is no {what} '{name}'; there are {known}")
+        rounding = rounding or default
         by_data = rounding != "nearest"
         return cls(
             rounding,
@@ -203,6 +210,22 @@ class _Rows:
             (turned @ simulated).astype(np.float64) / count,
             (turned @ exact).astype(np.float64) / count,
         )
+
+
+def default_rounding(graph: Graph, sites: Sequence[RangeSite]) -> str:
+    """Return how weights are rounded where nothing is said.
+
+    By data where most of the noise is theirs: they have fewer bits than activations
+    have, which are not to be trained any more. Layers in control flow of version 1
+    cannot be run one by one.
+    """
+    weights, activations = (
+        min((s.form.bits for s in sites if s.is_weights is of), default=_FLOAT_BITS)
+        for of in (True, False)
+    )
+    trains = any(site.learnt is not None for site in sites)
+    in_order = not any(op.type in VERSION_1_FLOW for op in graph.get_operations())
+    return "gptq" if weights < activations and in_order and not trains else "nearest"
 
 
 def round_weights(

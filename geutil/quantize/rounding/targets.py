@@ -27,6 +27,8 @@ from geutil.select.networks.layers import Layer
 
 Array = np.ndarray[Any, Any]
 
+_MOST_INPUTS = 8192
+"""Products of more fill memory: 0.5 GB for these, of which the solvers take five."""
 _MOVES = frozenset(("ExpandDims", "Identity", "Reshape", "Squeeze"))
 """What keeps the order of values."""
 
@@ -144,6 +146,11 @@ def find_targets(
             rows = rows_of(layer)
             if isinstance(rows, str):
                 found.append(_skip(op, rows))
+                continue
+            if rows.sizes[1] > _MOST_INPUTS:
+                size = 8e-9 * rows.sizes[0] * rows.sizes[1] ** 2
+                why = f"multiplies {rows.sizes[1]} values, whose products take"
+                found.append(_skip(op, f"{why} {size:.1f} GB"))
                 continue
             value = value_by_op[simulation]
             same = tuple(o for o in site.ops if np.array_equal(value_by_op[o], value))

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from geutil.quantize.schemes import FEWEST_ROUNDED
 from geutil.tflite import LiteGraph, LiteOp, LiteTensor, Quantization
 from geutil.tflite.names import called, sources_of
 from geutil.tflite.parts import Array
@@ -47,8 +48,6 @@ _MOST_IN_4_BITS = 7
 _IMAGE_RANK = 4
 _WEIGHTS = 1
 _WITH_WEIGHTS = (*_HYBRID_VERSIONS, *_SLOW_HYBRIDS, "TRANSPOSE_CONV")
-_FEWEST_ROUNDED = 1024
-"""Layers with fewer weights take longer to round their data than that saves."""
 
 
 def store_weights(graph: LiteGraph) -> None:
@@ -199,7 +198,7 @@ def _reason_in_float(
     if not is_layer or kind not in _HYBRID_VERSIONS:
         return f"TFLite has no kernel for {kind} that rounds data as it runs", False
     count = int(np.prod(stored[_WEIGHTS].sizes))
-    if count < _FEWEST_ROUNDED:
+    if count < FEWEST_ROUNDED:
         few = f"with {count} weights"
         return f"{few}, rounding data as it runs takes longer than it saves", True
     return None
