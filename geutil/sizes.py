@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+# SI: 1 kB is 1,000 bytes.
 _KILO = 1000
 _UNITS = ("B", "kB", "MB", "GB")
 

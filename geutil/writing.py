@@ -15,6 +15,7 @@ from pathlib import Path
 from geutil.errors import GeutilError, ModelError, Words
 from geutil.notes import MADE, MOVED, note
 
+# Linux's number for the working directory (fcntl.h).
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 """Linux: `renameat2(2)`."""

@@ -26,6 +26,7 @@ TREE = {
     "geutil/j.py": f"def f():\n{LONG}\n",
     "geutil/k.py": "A = 1\n# Why.\nB = -2.5\nC = 3\n'Size.'\nD = 2 * A\nE = (1, 2)",
     "geutil/l.py": "while left:\n    left.pop()\nwhile left:\n    f(left.pop)\n",
+    "geutil/m.py": "_A = {}\n_B = {}\n_B\n@f\ndef _c(): ...\nclass _D: ...\n",
     "geutil/tests/a.py": "A = 1\n",
     "tests/test_a.py": "from geutil.c.b import Thing\nfrom geutil import a\n",
     "tests/c/test_b.py": "from geutil.c import Thing\nimport geutil.a\n",
@@ -53,7 +54,7 @@ FOUND = {
     'docstring titles "What", "Which"': ["geutil.a"],
     "modules not in the map": [
         *("geutil.c.e", "geutil.f", "geutil.g", "geutil.h", "geutil.i", "geutil.j"),
-        *("geutil.k", "geutil.l"),
+        *("geutil.k", "geutil.l", "geutil.m"),
     ],
     "modules that one module imports": [
         "geutil.a (by geutil.b)",
@@ -61,6 +62,12 @@ FOUND = {
         "geutil.c.b (by geutil.c)",
     ],
     "worklists written by hand": ["geutil/l.py:1 left"],
+    "private names without a use": [
+        "geutil.f._SUMS",
+        "geutil.g._ADDS",
+        "geutil.m._A",
+        "geutil.m._D",
+    ],
     # Not D, which is derived.
     "numbers without an origin": ["geutil/k.py:1", "geutil/k.py:7"],
     "tests that import internals": ["tests/test_a.py"],
@@ -69,14 +76,14 @@ FOUND = {
 
 def test_it_finds_and_counts_what_is_there(rows):
     assert {title: list(rows[title].found) for title in FOUND} == FOUND
-    assert rows["files"].value == "14"
+    assert rows["files"].value == "15"
     assert rows["import circles (modules in them)"].value == "2 (2 + 2)"
     assert rows["modules that import private names"].value == "2"
     # One of the two long functions that branch.
     commented = rows["branching functions above 15 lines with a comment"]
     assert commented.value == "50.0 % of 2"
     # 7 lines of imports.
-    lines = [2, 2, 1, 2, 2, 2, 2, 2, 23, 23, 21, 5, 4]
+    lines = [2, 2, 1, 2, 2, 2, 2, 2, 23, 23, 21, 5, 4, 6]
     assert rows["import lines / code lines"].value == f"{100 * 7 / sum(lines):.1f} %"
     # One "what" in six words of docstrings.
     assert rows['"what" in 1,000 words of docstrings'].value == f"{1000 / 6:.1f}"

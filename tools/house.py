@@ -316,6 +316,31 @@ def is_number(value: ast.expr) -> bool:
     )
 
 
+def unused(modules: Iterable[Module]) -> list[str]:
+    """Return private constants, functions and classes that no module but facades names.
+
+    A function with a decorator is registered by it.
+    """
+    found = []
+    for module in modules:
+        if module.path.name == "__init__.py":
+            continue
+        words = Counter(re.findall(r"\w+", module.source))
+        for node in module.tree.body:
+            if isinstance(node, ast.Assign | ast.AnnAssign):
+                target = (
+                    node.targets[0] if isinstance(node, ast.Assign) else node.target
+                )
+                name = target.id if isinstance(target, ast.Name) else ""
+            elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+                name = "" if node.decorator_list else node.name
+            else:
+                continue
+            if re.match("_[^_]", name) and words[name] == 1:
+                found.append(f"{module.name}.{name}")
+    return found
+
+
 def words_what(modules: Iterable[Module]) -> str:
     """Return how often docstrings say "what", in 1,000 words."""
     kinds = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
@@ -508,6 +533,7 @@ def measure_any(modules: Collection[Module]) -> list[Row]:
         counted("modules that one module imports", imported_once(modules), "40"),
         counted("worklists written by hand", worklists(modules), "20"),
         counted("numbers without an origin", bare_numbers(modules), "0"),
+        counted("private names without a use", unused(modules), "0"),
     ]
 
 

@@ -325,6 +325,7 @@ class Folder:
         return {end: op for end, op in into.items() if end.name not in reasons}, reasons
 
     def _note(self, fold: Fold, into: Operation) -> None:
+        """Report each norm of a fold with the op that its scale went into."""
         prefix, layer = self._place.prefix, fold.layer.op
         for built in fold.norms:
             norms, end = self._moved.get(built.result.op, ((built,), into))

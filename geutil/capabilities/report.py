@@ -11,6 +11,7 @@ from geutil.capabilities.op_table import POWERS, TOLERATED
 from geutil.notebook_display import Shown
 
 LOADED, RUN = "loaded", "run"
+# Lines of a printed report; the rest is counted.
 _SHOWN = 20
 
 

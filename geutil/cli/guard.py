@@ -32,6 +32,7 @@ _STOPS = ("SIGINT", "SIGTERM", "SIGHUP")
 _PAUSES = ("SIGTSTP", "SIGCONT")
 _CLOSED_PIPE = 128 + 13
 """The exit code of a shell for a command that SIGPIPE ends."""
+# File descriptors of POSIX.
 _STDOUT, _STDERR = 1, 2
 _WORKER = "worker"
 """The kind of the note with the number of the worker."""

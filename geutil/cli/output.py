@@ -132,6 +132,7 @@ def _widths(rows: Sequence[Sequence[str]], width: int) -> list[int]:
     return widths
 
 
+# Columns that a cell keeps in a narrow terminal.
 _LEAST = 5
 
 

@@ -93,6 +93,7 @@ class TrainingStep:
         shapes: Mapping[str, list[int]],
         device: str | None = None,
     ) -> None:
+        """Check that the model can be trained, and draw the inputs of one batch."""
         self._device = device
         self._weights = [v for v in model.variables.values() if v.trainable]
         if not self._weights:

@@ -61,6 +61,7 @@ class Written:
     motions: Mapping[str, Motion] = field(default_factory=dict)
 
     def __str__(self) -> str:
+        """Return the lines that a command prints about the file that it wrote."""
         added, removed = (sum(c.values()) for c in (self.ops_added, self.ops_removed))
         sizes = f"{size_text(self.bytes)}, before {size_text(self.bytes_before)}"
         lines = [f"wrote '{self.path}' ({self.format}): {sizes}; {self.seconds:.1f} s"]

@@ -224,6 +224,7 @@ def _wrapped(fn: F, options: Options) -> F:
 
     @runtime.not_converted
     def call(args: Any, kwargs: Any) -> Any:
+        """Run the function as it is, or computed again for the gradient."""
         if _running.inside:
             return runtime.converted_as_here(fn)(*args, **kwargs)
         if not tf.executing_eagerly():

@@ -36,6 +36,7 @@ from geutil.sizes import size_text
 _logger = logging.getLogger("geutil")
 # So many kept tensors, and tensors of assumed shapes, are printed.
 _SHOWN = 20
+# Dimensions that a line names; the rest is counted.
 _NAMED = 4
 
 

@@ -30,6 +30,7 @@ from geutil.graph import (
 from geutil.graph.types import Graph, Operation, is_graph, type_name
 from geutil.graph.walks import closure, topological_order
 
+# Violations that a message lists; the rest is counted.
 _SHOWN = 10
 
 

@@ -17,6 +17,7 @@ SUMS = ADDITIONS | {"AddN"}
 """Sums of two or more tensors."""
 BIAS_ADDITIONS = ADDITIONS | {"BiasAdd"}
 """Ops that add a bias, or other tensors."""
+MATRIX_PRODUCTS = frozenset(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "MatMul"))
 SHIFTS = BIAS_ADDITIONS | {"Sub"}
 """Ops that shift values by others."""
 SCALINGS = frozenset(("Mul", "RealDiv"))

@@ -29,7 +29,9 @@ CHILD = "geutil.cli.batch_child"
 """The module that does the steps: of a layer above, it is run and not imported."""
 SERVE = "--serve"
 LOG = "log.txt"
+# Seconds between two looks; commands end within 1 s of a signal.
 _POLL = 0.05
+# Linux counts `ru_maxrss` in units of 1,024 bytes (getrusage(2)).
 _KB = 1024
 _STARTED = 120.0
 """Seconds for a server to import TensorFlow."""

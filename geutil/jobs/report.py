@@ -28,6 +28,7 @@ BatchAction: TypeAlias = Literal[
 STATE = "batch.json"
 """The file in the folder of results that lists finished models."""
 _KIND = "geutil batch"
+# The version of the format of saved reports.
 _VERSION = 1
 
 

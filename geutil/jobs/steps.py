@@ -62,7 +62,6 @@ OPTIONS: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 )
 """Steps by name, with values of their options: the first is that of `name=value`."""
 _REQUIRED = {"batch-size": "size"}
-_FUNCTION = "function"
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ _LARGEST_REST = 128 << 20
 """A rest as large is always split off (`kDefaultMaxInternalFragmentation`)."""
 _FIRST_REGION = 2 << 20
 """The first region of memory that grows (the constructor of `BFCAllocator`)."""
+# More bytes than any device has.
 _UNLIMITED = 1 << 50
 
 

@@ -185,6 +185,7 @@ def _shorten_names(program: ModelProgram) -> None:
 def _check_inputs(
     model: EditableModel, program: ModelProgram, fed: dict[str, str]
 ) -> None:
+    """Refuse inputs that no output needs, and outputs that need inputs left out."""
     needed = _needed(program, list(program.outputs.values()))
     used = needed | _needed(program, program.side_effects)
     for name, t in fed.items():

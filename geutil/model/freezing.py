@@ -254,6 +254,7 @@ def _refusal(node: Any, variable: str, op: str) -> str:
 
 
 def _check_call(carrier: Carrier, versions: Versions, op: str) -> None:
+    """Refuse a call that passes a variable to a function that cannot take its value."""
     node = carrier.node
     kind = handle_values.CALLS[node.op]
     last = max(carrier.values) - kind.offset

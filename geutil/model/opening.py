@@ -300,6 +300,7 @@ def _of_graph_def(
     inputs: Ends,
     outputs: Ends,
 ) -> Source:
+    """Return the source of a GraphDef with one signature."""
     frozen = frozen_handles.insert_handles(graph_def)
     validation.check_graph_def(graph_def, what)
     ends = (

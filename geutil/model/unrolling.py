@@ -36,6 +36,7 @@ from geutil.select.queries import select_ops
 _CALLS = {"While": "StatefulPartitionedCall", "StatelessWhile": "PartitionedCall"}
 _SCALAR = 8
 """Bytes of the largest values that are folded: counters are scalars."""
+# Names that a message lists; the rest is counted.
 _SHOWN = 10
 
 

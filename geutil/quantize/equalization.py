@@ -112,6 +112,7 @@ class _Link:
         return ""
 
     def _refusal(self, op: Operation, data: list[Tensor]) -> str:
+        """Return why an op does not keep the scale of channels, or nothing."""
         kind = op.type
         if kind in FUSED_NORMS:
             return f"is a batch norm; fold it first, with {FOLD}"

@@ -27,6 +27,7 @@ from geutil.tflite.state import without
 
 NAME = "geutil_quantization"
 """The name of the metadata."""
+# The version of the format of ranges in a file.
 _VERSION = 1
 
 

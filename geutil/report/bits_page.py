@@ -16,8 +16,10 @@ from geutil.quantize.bits.plan import decibels
 from geutil.report.page import Page
 from geutil.version import __version__
 
+# Pixels of the drawing and of its margins, which hold the labels.
 _WIDTH, _HEIGHT = 720, 340
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 20, 48
+# Round distances between ticks, and about how many ticks an axis has.
 _STEPS = (1, 2, 5, 10)
 _TICKS = 6
 _STYLE = """

@@ -18,6 +18,7 @@ from geutil.report.tflite_nodes import numbered, shortened
 
 _ELEMENTS = 16
 """Constants with more elements are described by dtype and shape alone."""
+# Elements of an attribute that a page prints.
 _ITEMS = 12
 _GIVEN_ANEW = {"container", "debug_name", "shared_name"}
 _HIDDEN = {"_class", "_output_shapes", "_gradient_op_type"}

@@ -26,6 +26,7 @@ from geutil.tflite.precision import (
 _INPUT, _CONSTANT, _VARIABLE = "INPUT", "CONST", "VARIABLE"
 NO_OPS = (_INPUT, _CONSTANT, _VARIABLE)
 """Types of nodes that are drawn though they are no ops of the file."""
+# Characters of a value, and lines of a list, that a page prints.
 _LETTERS, _LINES = 200, 20
 
 

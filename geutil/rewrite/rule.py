@@ -13,6 +13,7 @@ from geutil.rewrite.compiling import compile_pattern
 from geutil.rewrite.matching import Match
 from geutil.rewrite.patterns import Pattern
 
+# Entries of a printed report; the rest is counted.
 _SHOWN = 20
 
 

@@ -20,6 +20,7 @@ from geutil.graph.keras_calls import LayerCall
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 
 Entry = TypeVar("Entry", bound=Any)
+# Names that a message lists; the rest is counted.
 _MOST_LISTED = 10
 
 

@@ -20,6 +20,7 @@ _NUMBERS: Mapping[Any, tuple[type, ...]] = {
     float: (int, float, np.integer, np.floating),
     int: (int, np.integer),
 }
+# Characters of a value that a message prints.
 _LONG = 80
 _WORDS: Mapping[Any, str] = {
     bool: "True or False",

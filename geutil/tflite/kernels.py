@@ -45,14 +45,13 @@ IN_FORMULAS = words(
     "Sigmoid Sqrt Square Sum Tanh"
 ) | (op_types.SHIFTS | op_types.SCALINGS)
 """Ops that such formulas are made of."""
-_MATRIX_PRODUCTS = ("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3")
 _PRODUCTS = {
-    "BATCH_MATMUL": _MATRIX_PRODUCTS,
+    "BATCH_MATMUL": op_types.MATRIX_PRODUCTS,
     # Keras calls a compiled function for convolutions by groups.
     "CONV_2D": ("Conv2D", "DepthwiseConv2dNative", *sorted(op_types.CALLS)),
     "CONV_3D": ("Conv3D",),
     "DEPTHWISE_CONV_2D": ("DepthwiseConv2dNative", "Conv2D"),
-    "FULLY_CONNECTED": (*_MATRIX_PRODUCTS, "Conv2D"),
+    "FULLY_CONNECTED": (*sorted(op_types.MATRIX_PRODUCTS), "Conv2D"),
     "TRANSPOSE_CONV": ("Conv2DBackpropInput",),
 }
 """Products that each kernel can compute: one, whatever else it takes in."""
@@ -169,6 +168,7 @@ class DataFlow:
     """
 
     def __init__(self, ops: Sequence[Operation], inputs: Sequence[Operation]) -> None:
+        """Find the readers and the twins of ops in one walk."""
         self.ops = list(ops)
         self.places = {op.name: place for place, op in enumerate(self.ops)}
         self.order = [self.places[op.name] for op in topological_sort(self.ops)]

@@ -68,6 +68,7 @@ MANY = 1 << 31
 
 
 def _kind(row: str) -> tuple[str, Kind]:
+    """Return the name and the facts of a kind from its row of the table."""
     name, reads, version, data, makes, steps, *types = row.split()
     least, _, most = reads.partition("-")
     counted = int(most or least) if reads[-1].isdigit() else MANY

@@ -184,6 +184,7 @@ class LiteTensor:
 
     @shape.setter
     def shape(self, shape: Sequence[int | None] | None) -> None:
+        """Set the shape; None as a size is free, as a whole an unknown rank."""
         sizes = () if shape is None else tuple(shape)
         for size in sizes:
             is_whole = isinstance(size, int | np.integer)
@@ -651,6 +652,7 @@ class Contents:
     """
 
     def __init__(self) -> None:
+        """Make an op that belongs to no graph yet."""
         self.graphs: list[LiteGraph] = []
         self.signatures: dict[str, LiteSignature] = {}
         self.metadata: dict[str, Buffer] = {}

@@ -134,6 +134,7 @@ class Flow:
         return Case(op, shapes, values)
 
     def _made(self, op: LiteOp) -> Sequence[Shape]:
+        """Return the shapes of outputs; keep values that follow from shapes."""
         case = self.case(op)
         if op.kind == "VAR_HANDLE":
             key = op.options.get("container"), op.options.get("shared_name")

@@ -393,6 +393,7 @@ def places_of_slice(case: Case) -> list[tuple[str, int, slice]] | None:
 
 
 def _strided_slice(case: Case) -> list[Shape]:
+    """Return the shape of STRIDED_SLICE; sizes that its masks leave open are free."""
     x = case.shape(0)
     places = places_of_slice(case)
     if places is None:

@@ -97,6 +97,7 @@ def _calls(op: LiteOp) -> Iterator[str]:
 
 
 def _types(op: LiteOp) -> Iterator[str]:
+    """Yield the types of an op that its kernel does not make or take."""
     for t, dtype in zip(op.outputs, output_types(op), strict=False):
         if dtype is not None and t.dtype != dtype:
             yield f"makes {dtype}, and {t!r} is {t.dtype}"
@@ -141,6 +142,7 @@ by 2.4e-7."""
 
 
 def _bias(op: LiteOp) -> Iterator[str]:
+    """Yield the faults of a bias: its type, its length, its scale."""
     places = BIASED.get(op.kind)
     if op.is_custom or places is None or places[1] >= len(op.inputs):
         return
@@ -229,6 +231,7 @@ def check_fits(op: LiteOp, reads: Sequence[LiteTensor | None] | None = None) -> 
         raise TFLiteError(f"{op!r}: {new[0]}")
 
 
+# Violations that a message lists; the rest is counted.
 _SHOWN = 10
 
 
@@ -320,6 +323,7 @@ def _check_order(file: Contents) -> Check:
 
 
 def _check_membership(file: Contents) -> Check:
+    """Yield tensors, buffers and callees that the file does not hold."""
     graphs = {*file.graphs}
     for graph in file.graphs:
         for t in (*graph.inputs, *graph.outputs):
@@ -403,6 +407,7 @@ def _check_signatures(file: Contents) -> Check:
 
 
 def _check_variables(file: Contents) -> Check:
+    """Yield variables with values or makers, and reads of handles that nothing sets."""
     written: set[state.Resource] = set()
     for op in file.ops:
         if op.kind in state.WRITERS:

@@ -81,6 +81,7 @@ class Writer:
     """Writes one file: tables in a flatbuffer, then the bytes of the buffers."""
 
     def __init__(self, file: Contents) -> None:
+        """Collect the tables of a file, each buffer once."""
         if file.unknown:
             raise TFLiteError(
                 f"the file has {file.unknown}, which the schema that is installed "
@@ -214,6 +215,7 @@ class Writer:
         return subgraph
 
     def _tensor(self, tensor: LiteTensor, at: Mapping[LiteTensor, int]) -> Any:
+        """Return the record of a tensor with the number of its buffer."""
         record = copied_record(tensor.record)
         record.name = tensor.name
         record.type = type_numbers()[tensor.dtype]
@@ -233,6 +235,7 @@ class Writer:
     def _op(
         self, op: LiteOp, at: Mapping[LiteTensor, int], graph: int, place: int
     ) -> Any:
+        """Return the record of an op with the numbers of its code and tensors."""
         record = copied_record(op.record)
         record.opcodeIndex = self._code_of(op)
         record.inputs = _places_of(op.inputs, at)

@@ -196,6 +196,7 @@ def diff(
     return 0 if difference.is_empty else 1
 
 
+# The tolerances of `Model.compare`; samples as for one batch of a page.
 _SAMPLES, _RTOL, _ATOL, _STEPS = 8, 1e-5, 1e-6, 1
 
 
@@ -364,7 +365,9 @@ def _restore_quantization(model: Any, path: Path, against: Path) -> None:
         kept.restore(model)
 
 
+# Lines of scopes; the rest is counted.
 _SHOWN = 12
+# The exit code of `inspect --strict`; 1 and 2 are those of errors and usage.
 _STRICT = 3
 
 

@@ -116,6 +116,7 @@ def _written(record: Record, model: Model, form: ModelFormat | None) -> Written:
     return record.written(again, format=format)
 
 
+# The tolerances of `Model.compare`.
 _RTOL, _ATOL = 1e-5, 1e-6
 
 

@@ -24,6 +24,7 @@ from geutil.graph.types import Operation
 from geutil.memory.timeline import drawn_axes
 from geutil.sizes import size_text
 
+# The version of the format of saved plans; older ones are refused.
 _FORMAT = 4
 _SENT = -1
 """Where an order has the op that sends a result away, in the place of its turn."""

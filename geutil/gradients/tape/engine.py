@@ -33,6 +33,7 @@ from geutil.graph.types import Graph, Operation, Tensor
 
 # Those of TensorFlow's own tape (kMinAggregateCount, kMinAggregateBytes in tape.h).
 MIN_AGGREGATE_COUNT = 4
+# TensorFlow's own bound: kMinAggregateBytes in c/eager/tape.h.
 MIN_AGGREGATE_BYTES = 128 * 1024 * 1024
 
 
@@ -310,6 +311,7 @@ def imperative_grad(
     return [run.gradient(source) for source in sources]
 
 
+# TensorFlow's AddN adds 8 tensors in a pass, 2 to 9 in the first (aggregate_ops.cc).
 _MOST_AT_ONCE = 9
 _BLOCK = 8
 

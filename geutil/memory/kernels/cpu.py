@@ -33,6 +33,7 @@ Rule = Callable[[Operation, DimsOf], int]
 """The bytes of a kernel, by the shapes of tensors; unknown dimensions count nothing."""
 
 
+# Output 0 takes the buffer of input 0.
 _FIRST: Pairs = ((0, 0),)
 _NONE: Pairs = ()
 
@@ -55,6 +56,7 @@ _SAME_IF_AS_LARGE = types_in(
 _SINGLE = {"ConcatV2": 2, "Pack": 1, "AddN": 1}
 # An output that takes rows of the first dimension is a part of the input's buffer.
 _ROWS = frozenset(("Slice", "Split", "SplitV", "StridedSlice", "Unpack"))
+# Allocator::kAllocatorAlignment: a slice that starts elsewhere is copied.
 _ROW_ALIGNMENT = 64
 
 _UNARY = types_in(

@@ -309,6 +309,7 @@ def _conditional(
 
 
 def _loop(site: Site, active: tuple[str, ...]) -> list[Tensor]:
+    """Walk through a loop until the shapes of its state settle; return its outputs."""
     (condition,), (body,) = _callees(site, "cond"), _callees(site, "body")
     fixed = _passed_through(site, body)
     rows = row_loop(site, _scope(site, condition), _scope(site, body))

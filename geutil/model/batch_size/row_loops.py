@@ -170,6 +170,7 @@ class _Bound:
 
 
 def _bounds(site: Site, condition: Scope) -> Iterator[_Bound]:
+    """Yield the comparisons of a loop's condition: counter, bound and its value."""
     entries = _by_name(condition)
     for entry in condition.entries:
         if entry.node.op not in BOUNDS or entry.node.attr["T"].type != _INT32:
@@ -285,6 +286,7 @@ class RowFrames:
                 self._note(entry)
 
     def _note(self, entry: ScopeNode) -> None:
+        """Note the reads, writes and bounds in a loop of version 1."""
         op, name = entry.node.op, entry.node.name
         if op == "TensorArrayReadV3" or (
             op in READS and is_along_first_axis(entry, self._entries)
@@ -361,6 +363,7 @@ class RowFrames:
         return array is not None and array.node.name in self._arrays_of_rows
 
     def _scatter(self, site: Site, array: ScopeNode) -> None:
+        """Follow rows that are scattered into an array, which loops read one by one."""
         name = array.node.name
         if not site.probing.grows(site.operands[2]):
             self._constant_arrays.add(name)
@@ -385,6 +388,7 @@ class RowFrames:
     def _mend(
         self, site: Site, frame_name: str, frame: _LoopFrame, source: SizeSource
     ) -> None:
+        """Let a loop over the rows of an array count to the size of the batch."""
         if frame.source is not None:
             return
         frame.source = source

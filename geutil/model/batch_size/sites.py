@@ -193,6 +193,7 @@ def _joined(tensor: Tensor) -> list[Tensor]:
     return [t for t in joined if t.op.type not in passed]
 
 
+# Elements up to which a message prints a constant.
 _SHOWN = 16
 
 

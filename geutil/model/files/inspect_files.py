@@ -25,6 +25,8 @@ from geutil.model.files.inspection import (
 from geutil.model.files.reading import PathLike
 from geutil.model.files.wire import GRAPH_DEF, SAVED_MODEL, Buffer, Span, message_class
 
+# Numbers of fields in the messages of graph.proto, meta_graph.proto and
+# saved_model.proto.
 _NODE, _LIBRARY = 1, 2
 _GRAPH = 2
 _META_GRAPHS = 2

@@ -9,6 +9,7 @@ from pathlib import Path
 from geutil.notebook_display import Shown
 from geutil.sizes import size_text
 
+# Entries of each list of a printed inspection; the rest is counted.
 _SHOWN = 10
 
 

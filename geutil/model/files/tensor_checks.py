@@ -20,6 +20,7 @@ from geutil.model.files.wire import REFERENCE
 Types: TypeAlias = tuple[int, ...]
 """Numbers of data types, one for each tensor; UNKNOWN where nothing tells it."""
 
+# DT_INVALID of types.proto.
 UNKNOWN = 0
 MOST_TENSORS = 2**20
 """No op yields more: a number beyond it is damage, and TensorFlow would allocate it."""
@@ -161,6 +162,7 @@ MOST_BYTES = 2**31
 
 MOST_DIMENSIONS = 254
 """As TensorFlow's `TensorShape::MaxDimensions`."""
+# TensorFlow counts elements in int64.
 _MOST_ELEMENTS = 2**63 - 1
 _STRING_BYTES = 24
 """Bytes of TensorFlow's `tstring`, without the text of a long one."""

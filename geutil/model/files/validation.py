@@ -20,6 +20,7 @@ from geutil.model.files import node_checks, tensor_checks
 from geutil.model.files.node_checks import CheckedNode
 from geutil.model.files.tensor_checks import UNKNOWN, OpSignatures, Types
 
+# Faults that a message lists; the rest is counted.
 _SHOWN = 8
 
 

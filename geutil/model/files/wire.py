@@ -30,6 +30,7 @@ from geutil.errors import ModelError
 
 Buffer: TypeAlias = bytes | mmap.mmap
 
+# Wire types of protocol buffers; 3 and 4, groups, are no longer written.
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 _FIXED = {FIXED64: 8, FIXED32: 4}
 _LONGEST_VARINT = 70

@@ -298,6 +298,8 @@ def _gather(call: Call) -> Any:
 
 
 def _non_max_suppression(op: Callable[..., Any], *, soft: bool) -> Builder:
+    """Return the builder of a kernel that selects boxes."""
+
     def build(call: Call) -> Any:
         named = {}
         if soft:

@@ -21,6 +21,7 @@ _GATES = ("input", "forget", "cell", "output")
 # The places of an LSTM's inputs, in the order of the gates.
 _FROM_INPUT, _FROM_STATE, _BIASES, _NORMS = 1, 5, 12, 20
 _PEEPHOLES = {"input": 9, "forget": 10, "output": 11}
+# Inputs 16 and 17 of the LSTM kernel: the projection and its bias (lstm.cc).
 _PROJECTION = 16
 
 
@@ -101,6 +102,7 @@ def _lstm(call: Call) -> Any:
         return total + biases[gate]
 
     def step(rows: Any, states: Sequence[Any]) -> Sequence[Any]:
+        """Compute the state and the cell behind one row, as in kernels/lstm_eval.cc."""
         state, cell = states
         given = dict(zip(gates, rows, strict=True))
         forget = tf.sigmoid(before("forget", given["forget"], state, cell))

@@ -25,6 +25,7 @@ from geutil.tflite.steps import numbers_of
 
 BITS = {"int16": 16, "int2": 2, "int4": 4, "int8": 8, "uint4": 4, "uint8": 8}
 """The bits of types whose integers stand for numbers on steps."""
+# Activations of 16 bits have the zero point 0 (quantization specification of TFLite).
 _SYMMETRIC = 16
 _FROM_STEPS = frozenset((*BITS, "int32", "int64"))
 """Types of constants with steps: those of biases are too fine to be rounded to."""

@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 from geutil.notebook_display import Shown
 
 Action: TypeAlias = Literal["removed", "turned", "kept"]
+# Entries of a printed report; the rest is counted.
 _SHOWN = 20
 
 

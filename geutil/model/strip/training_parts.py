@@ -143,6 +143,7 @@ def _generators(parts: GraphParts, report: RewriteReport) -> list[Operation]:
     return [t.op for op in behind for t in op.inputs if t.dtype.name == "resource"]
 
 
+# Names that a message lists; the rest is counted.
 _SHOWN = 5
 
 

@@ -40,6 +40,7 @@ T = TypeVar("T")
 
 BYTE = 8
 """Bits of the weights of a file of int8."""
+# Bits that a file stores in half a byte, and in two.
 _HALF_BYTE, _TWO_BYTES = 4, 16
 CHOICES = {"int8": (4, BYTE), "weight_only_int8": (4, BYTE, _TWO_BYTES)}
 """The bits that a layer may have if nothing else is said, by the scheme."""

@@ -224,6 +224,7 @@ class _WeighedErrors:
         tried: Mapping[str, Ranges],
         scales: Sequence[float],
     ) -> None:
+        """Give the ends of all ranges names, to be fed beside the inputs."""
         outputs = list(model.outputs.values())
         tensors = [t for site in sites for t in site.tensors]
         copy = PartialCopy(model.graph, model.inputs, unquantized)

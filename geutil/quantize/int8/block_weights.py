@@ -39,7 +39,9 @@ _logger = logging.getLogger("geutil")
 _RIGHT_SINCE = {"LiteRT": (2, 1), "TensorFlow Lite": (2, 21)}
 """The first runtimes that were found to compute with blocks as they are stored."""
 _APART = 2.0**-10
+# The largest integer of 8 bits with a narrow range.
 _MOST = 127
+# The input of FULLY_CONNECTED that holds its weights.
 _WEIGHTS = 1
 _INT4_VERSION = 10
 _ACTIVATIONS = ("RELU", "RELU_N1_TO_1", "RELU6")

@@ -355,6 +355,7 @@ def nudged_ranges(graph: Graph, constants: Mapping[Operation, Array]) -> Values:
     return value_by_end
 
 
+# The relative step of float32.
 _ROUNDING = 2.0**-23
 _BITS, _MOST = 8, 127.0
 

@@ -9,7 +9,6 @@ are cut off where no result tells; files that would still end the process are no
 
 from __future__ import annotations
 
-import logging
 import re
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +34,7 @@ from geutil.quantize.int8 import block_weights, converter_workarounds
 from geutil.quantize.int8.converter_workarounds import Dilated, part_weights
 from geutil.quantize.int8.left_in_float import Apart
 from geutil.quantize.partial_copy import Amend, PartialCopy
-from geutil.quantize.planning.int8_kernels import DECISIONS, FAKE_QUANT, KERNELS
+from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import (
     is_left_in_float,
     leave_in_float,
@@ -43,7 +42,6 @@ from geutil.quantize.planning.network import (
 )
 from geutil.quantize.planning.plan import quantized_ops
 from geutil.quantize.spec import SYMMETRIC_START, step, with_zero
-from geutil.select.networks.layers import LAYERS
 from geutil.select.networks.provenance import Origins
 from geutil.tflite import LiteFile, LiteOp
 from geutil.tflite.names import called, file_names, sources_of
@@ -210,11 +208,6 @@ def _source(tensor: Tensor) -> Operation:
     return tensor.op
 
 
-_ROUNDING = 2.0**-20
-_COMPUTING = frozenset((*KERNELS, *LAYERS)) - FAKE_QUANT - op_types.VALUE_BLIND
-_IN_INT8 = frozenset((*DECISIONS, *FAKE_QUANT, *op_types.VALUE_BLIND))
-
-
 def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> Any:
     """Return a function of a quantized model as it will be deployed.
 
@@ -360,13 +353,15 @@ def _is_promised(op: LiteOp, by_name: dict[str, Operation], promised: set[str]) 
     return bool(behind) and all(graph_op.name in promised for graph_op in behind)
 
 
-_logger = logging.getLogger("geutil")
-
+# Ranges before calibration, as tf.contrib.quantize starts with.
 _STARTS = ((-6.0, 6.0), (0.0, 6.0))
 _SYMMETRIC_STARTS = ((-SYMMETRIC_START, SYMMETRIC_START),)
+# The bits of the scheme.
 _BITS = 8
+# Names that a message lists; the rest is counted.
 _SHOWN = 5
 _SAID = re.compile(r"(?:error: |^(?=[A-Z][A-Za-z ]* ops: ))(.*)", re.M)
+# Characters of the converter's own message that are passed on.
 _LONGEST = 1500
 
 

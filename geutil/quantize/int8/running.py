@@ -18,6 +18,7 @@ from geutil.tflite.precision import is_float
 from geutil.tflite.run import new_interpreter
 
 _LARGE = 256
+# TFLite's ADD shifts its addends by 20 bits, and doubles the larger step (add.cc).
 _TOO_FAR = 2.0**19
 _OTHER = Words("it is of another model, or was not made by geutil.quantize.to_int8")
 _SKIP = Words("overrides={name: 'skip'}", "REGEX")

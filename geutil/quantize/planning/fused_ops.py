@@ -422,6 +422,7 @@ def find_moved(ops: Iterable[Operation], live: Liveness) -> Iterator[Moved]:
 
 
 def _moved_behind(spread: Operation, reader: Operation, live: Liveness) -> Moved | None:
+    """Return a dilated convolution, from SpaceToBatchND on; None if it is none."""
     middle, axis = reader, None
     if middle.type == "ExpandDims":
         axis = _positive(tf.get_static_value(middle.inputs[1]))

@@ -107,6 +107,7 @@ CLIPPINGS: dict[str, Callable[[Target, Range, Array, Array], Range]] = {
 
 
 ROUNDINGS = ("nearest", "gptq", "adaround")
+# Bits of float32.
 _FLOAT_BITS = 32
 _MOST_ROWS = 4096
 _STEPS = 400

@@ -106,6 +106,7 @@ def _taken(grid: Grid, rows: Array) -> Grid:
 
 # Those of Nagel et al. 2020, arXiv 2004.10568: section 3.3 and its implementation.
 _STRETCH = (-0.1, 1.1)
+# Nagel et al. 2020, arXiv 2004.10568: beta falls from 20 to 2 behind a first fifth.
 _STEEP = (20.0, 2.0)
 _FREE = 0.2
 _RATE = 0.1

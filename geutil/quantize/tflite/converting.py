@@ -116,6 +116,7 @@ def _by_name(
 
 _logger = logging.getLogger("geutil")
 _CONVERTED = "a geutil.model.Model is converted, not"
+# The bits of activations of 16x8.
 _INT16_BITS = 16
 _LEAST_MEMORY = "least_memory"
 _ORDERS = ("converter", _LEAST_MEMORY)

@@ -45,7 +45,9 @@ _INT4_VERSIONS = {"CONV_2D": 7, "DEQUANTIZE": 6, "FULLY_CONNECTED": 10}
 """Kinds of ops that read weights of 4 bits, and the versions of their kernels."""
 _MOST_IN_4_BITS = 7
 """4 bits hold -7 to 7 without the one that has no counterpart."""
+# The rank of filters of two-dimensional convolutions.
 _IMAGE_RANK = 4
+# The input of kernels that holds the weights.
 _WEIGHTS = 1
 _WITH_WEIGHTS = (*_HYBRID_VERSIONS, *_SLOW_HYBRIDS, "TRANSPOSE_CONV")
 

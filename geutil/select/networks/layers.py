@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from geutil.graph import replicas
+from geutil.graph.op_types import MATRIX_PRODUCTS
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.networks.provenance import Origins
 
@@ -39,7 +40,6 @@ _TRANSPOSED = {
     "Conv2DBackpropInput": 4,
     "Conv3DBackpropInputV2": 5,
 }
-_PRODUCTS = frozenset(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"))
 
 
 @dataclass(frozen=True, eq=False)
@@ -207,7 +207,7 @@ def _pads(op: Operation, rank: int) -> bool:
 _READERS: dict[str, Callable[[Operation, Origins], Layer | None]] = {
     **dict.fromkeys(_CONVOLUTIONS, _convolution),
     **dict.fromkeys(_TRANSPOSED, _transposed),
-    **dict.fromkeys(_PRODUCTS, _product),
+    **dict.fromkeys(MATRIX_PRODUCTS, _product),
     "DepthwiseConv2dNative": _depthwise,
     "Einsum": _einsum,
 }
