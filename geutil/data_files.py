@@ -167,7 +167,7 @@ class FileBatches:
             raise self._unreadable(file, why) from why
 
     def _headers(self, file: Path) -> dict[str, Header]:
-        """Return what a file says of its arrays; a .npy file names its array ""."""
+        """Return the headers of the arrays of a file; that of a .npy is called ""."""
         try:
             if file.suffix == ARRAY:
                 with file.open("rb") as opened:
@@ -243,7 +243,7 @@ class FileBatches:
     def _tell(
         self, file: Path, found: Mapping[str, Header], names: Mapping[str, str]
     ) -> None:
-        """Warn of what is left out, and of images that are not scaled."""
+        """Warn of arrays that are left out, and of images that are not scaled."""
         unused = [name for name in found if name not in names.values()]
         if unused:
             _logger.warning(

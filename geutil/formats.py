@@ -110,7 +110,7 @@ def refusal(path: Path, format: str) -> str | None:
 
 
 def _other_kind(path: Path, format: str) -> str | None:
-    """Return why what is at a path is not replaced by a model; None if it is."""
+    """Return why a model cannot replace the file at a path; None if it can."""
     is_directory = path.is_dir()
     if is_directory != (format == DIRECTORY):
         there = "directory" if is_directory else "file"
@@ -150,7 +150,7 @@ _READERS = Words(
 
 
 def foreign_kind(head: bytes) -> str | None:
-    """Return what a file is by its first bytes, if it is none to be opened."""
+    """Return the format of a file that cannot be opened, by its first bytes."""
     for magic, kind in _MAGIC.items():
         if head.startswith(magic):
             return kind

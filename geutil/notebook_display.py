@@ -13,7 +13,7 @@ DRAWING = "drawing"
 
 
 class Shown:
-    """Base of what a notebook shows as a drawing or table."""
+    """Base of objects that a notebook shows as a drawing or table."""
 
     __slots__ = ()
 

@@ -106,7 +106,7 @@ def _lock(descriptor: int) -> bool:
 
 
 def remove_made(made: Path, old: Path | None = None) -> None:
-    """Remove what a killed process made for itself, as it noted.
+    """Remove the temporary files of a killed process, by its notes.
 
     Args:
         made: a file or folder.
@@ -122,7 +122,7 @@ def remove_made(made: Path, old: Path | None = None) -> None:
 
 
 def was_moved(path: Path, inode: int) -> bool:
-    """Tell whether what a killed process wrote is in its place, as it noted."""
+    """Tell whether the output of a killed process is in its place, by its notes."""
     try:
         return path.stat().st_ino == inode
     except OSError:

@@ -265,7 +265,7 @@ def _clear(notes: Path, why: str) -> None:
 
 
 def _kill_others(notes: Path) -> None:
-    """Kill what a worker has started that is not of its group, where that is told."""
+    """Kill processes that a worker started outside its group, where it noted them."""
     mark = f"{VARIABLE}={notes}".encode()
     end = time.monotonic() + _DYING
     while time.monotonic() < end:

@@ -1,4 +1,4 @@
-"""Imports of TensorFlow and Keras that leave out what no command needs.
+"""Imports of TensorFlow and Keras without the modules that no command needs.
 
 `import tensorflow` imports Keras, which imports pandas and matplotlib where these are
 installed, and all of two public interfaces, of which a command uses few packages; and
@@ -115,7 +115,7 @@ class _Deferred(ModuleType):
 
 
 def _executed(module: ModuleType) -> ModuleType:
-    """Execute a module that was deferred; return it, or what took its place."""
+    """Execute a module that was deferred; return it, or its replacement."""
     spec = module.__spec__
     if spec and isinstance(spec.loader, _Later):
         # Before, so that circles of imports find its names as they always do.
@@ -126,7 +126,7 @@ def _executed(module: ModuleType) -> ModuleType:
     return sys.modules[module.__name__]
 
 
-class _Names(ModuleType):
+class _LazyModule(ModuleType):
     """Stands for a module while others take names of it."""
 
     def __getattr__(self, name: str) -> Any:
@@ -134,7 +134,7 @@ class _Names(ModuleType):
 
 
 class _Name(str):
-    """Stands for what has that name in a module that is imported later."""
+    """Placeholder of a module that is imported when an attribute of it is read."""
 
 
 @contextmanager
@@ -148,7 +148,7 @@ def _named_later(module: ModuleType, other: str) -> Iterator[None]:
     if not other or other in sys.modules:
         yield
         return
-    sys.modules[other] = _Names(other)
+    sys.modules[other] = _LazyModule(other)
     try:
         yield
     finally:

@@ -1,6 +1,6 @@
 """Calls among the functions of a `GraphDef`.
 
-Who calls whom, in which order, to what effect.
+Which function calls which, in which order, to which effect.
 
 Protobufs only: no graph is made and nothing is run.
 

@@ -18,6 +18,7 @@ SUMS = ADDITIONS | {"AddN"}
 BIAS_ADDITIONS = ADDITIONS | {"BiasAdd"}
 """Ops that add a bias, or other tensors."""
 MATRIX_PRODUCTS = frozenset(("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", "MatMul"))
+"""Products of matrices, or of stacks of matrices."""
 SHIFTS = BIAS_ADDITIONS | {"Sub"}
 """Ops that shift values by others."""
 SCALINGS = frozenset(("Mul", "RealDiv"))

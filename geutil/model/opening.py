@@ -206,7 +206,7 @@ _logger = logging.getLogger("geutil")
 
 
 def _check_powers(path: Path, *, allowed: str) -> None:
-    """Warn of what a file can do beyond computing, or refuse it."""
+    """Warn of capabilities of a file beyond computing, or refuse it."""
     if not path.exists():
         return
     try:

@@ -143,7 +143,7 @@ def _is_elsewhere(tensor: LiteTensor) -> bool:
 def _arena(
     graph: LiteGraph, found: Mapping[LiteTensor, Place], temporaries: list[Place]
 ) -> MeasuredArena:
-    """Return the largest piece of memory without gaps, and what lies in it."""
+    """Return the largest piece of memory without gaps, and its buffers."""
     made = {*graph.inputs, *(t for op in graph.ops for t in op.outputs)}
     pieces: list[list[Place]] = []
     end = -1
@@ -276,7 +276,7 @@ def alive_bytes(buffers: Sequence[ArenaBuffer], steps: int) -> list[int]:
 
 
 class Value(NamedTuple):
-    """What operations make, read, and share one buffer for.
+    """A value: operations make it, read it, and share one buffer for it.
 
     Attributes:
         size: in bytes.
@@ -294,7 +294,7 @@ class Value(NamedTuple):
 
 @dataclass(frozen=True)
 class ArenaProgram:
-    """Operations, numbered in an order in which they can run, and what they make.
+    """Operations, numbered in an order in which they can run, and their values.
 
     Attributes:
         count: how many operations there are.
@@ -384,7 +384,7 @@ def _turns(buffers: Sequence[ArenaBuffer], sizes: Sequence[int], fit: Fit) -> li
 
 
 def _gap(placed: Sequence[tuple[int, int]], size: int, alignment: int, fit: Fit) -> int:
-    """Return the offset of a gap, between (offset, end) of what is placed, in order."""
+    """Return the offset of a gap between placed buffers: (offset, end), in order."""
     best, left_by_best, current = None, 0, 0
     for offset, end in placed:
         start = _aligned(current, alignment)

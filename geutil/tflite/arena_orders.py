@@ -39,7 +39,7 @@ _WINDOW = 6
 
 
 class LeastPeak(NamedTuple):
-    """An order and what is known of better ones."""
+    """An order and the bounds of better ones."""
 
     order: list[int]
     peak: int
@@ -91,7 +91,7 @@ def least_peak(
 
 
 class _Asked(NamedTuple):
-    """What came of the question whether there is an order within a limit."""
+    """The answer to the question whether there is an order within a limit."""
 
     order: list[int] | None
     is_out: bool
@@ -195,7 +195,7 @@ class _Space:
         return []
 
     def _burst(self, state: _State, first: int, limit: int) -> list[int]:
-        """Return an operation and followers that use up what they make."""
+        """Return an operation and followers that use up its results."""
         ran, live = state.ran, state.live
         burst: list[int] = []
         open_ = [first]
@@ -354,7 +354,7 @@ def all_orders(program: ArenaProgram, most: int) -> list[list[int]] | None:
 
 
 class _Mover:
-    """Moves operations within what they need and what needs them."""
+    """Moves operations between those that they need and those that need them."""
 
     def __init__(self, program: ArenaProgram, chance: random.Random) -> None:
         self._program = program

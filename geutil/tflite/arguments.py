@@ -81,7 +81,7 @@ def check_text(value: Any, what: str) -> str:
 
 
 def check_numbers(values: Any, kind: type, what: str) -> None:
-    """Refuse what is no tuple of numbers of a kind."""
+    """Refuse values that are no tuple of numbers of a kind."""
     if isinstance(values, tuple) and {*map(type, values)} <= {kind}:
         return
     if not isinstance(values, tuple) or not all(_fits(v, kind, what) for v in values):

@@ -108,7 +108,7 @@ def _stands_for_numbers(tensor: LiteTensor) -> bool:
 
 
 def _is_dropped(op: LiteOp, changed: set[LiteTensor]) -> bool:
-    """Tell whether an op makes in float32 just what it reads."""
+    """Tell whether an op forwards its input in float32."""
     source = op.inputs[0] if op.inputs else None
     if op.is_custom or op.kind not in _CHANGES or source is None:
         return False
@@ -143,7 +143,7 @@ def _become_float_op(op: LiteOp) -> None:
 
 
 def _drop(file: Contents, graph: LiteGraph, ops: Iterable[LiteOp]) -> None:
-    """Take ops away that make what they read, and let their readers read that."""
+    """Remove ops that forward their input, and let their readers read that."""
     replaced: dict[LiteTensor, LiteTensor] = {}
     gone = set(ops)
     for op in graph.ops:

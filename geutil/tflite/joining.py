@@ -263,7 +263,7 @@ class _Incoming:
         return [*self._bridges[0], *inner, *self._bridges[1]]
 
     def settle(self) -> None:
-        """Let the file have what the part needs besides its ops."""
+        """Give the file the buffers and callees that the part needs."""
         own, gone = self.own, {*self._dropped}
         mine = [t for t in self.graph.tensors if t not in gone]
         taken = {t.name for t in {*own.tensors} - {*mine}}

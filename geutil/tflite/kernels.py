@@ -96,7 +96,7 @@ _BOOKKEEPING = ("bool", "int", "uint", "variant", "resource")
 
 
 def is_step(op: Operation) -> bool:
-    """Tell whether an op gives what it reads, as it is or in steps."""
+    """Tell whether an op forwards its input, as it is or in steps."""
     return op.type in _FORWARDS or op.type in op_types.FAKE_QUANT
 
 
@@ -189,7 +189,7 @@ class DataFlow:
         ]
 
     def _note(self, place: int) -> None:
-        """Note what an op reads, once that is known of those before it."""
+        """Note the reads of an op, once those of the ops before it are known."""
         op = self.ops[place]
         read = [
             self._forwarded.get((self.places.get(t.op.name, -1), t.value_index), t)
@@ -215,7 +215,7 @@ class DataFlow:
             self._base[place] = self._base[self.reads[place][0][0]]
 
     def _is_twin(self, place: int, names: tuple[str, ...]) -> bool:
-        """Note an op that computes what an earlier one does, and tell if it is one."""
+        """Note an op that repeats an earlier one, and tell if it does."""
         op, alike = self.ops[place], self._alike.setdefault(names, [])
         for other in alike if not op.op_def.is_stateful else ():
             ours = self.ops[other]
@@ -266,7 +266,7 @@ class DataFlow:
         return [self.places[name] for name in names if name in self.places]
 
     def ahead_of(self, place: int) -> Iterator[int]:
-        """Yield an op, and what is ahead of it through ops that kernels take in."""
+        """Yield an op, and those ahead of it through ops that kernels take in."""
         waiting, seen = deque([place]), {place}
         while waiting and len(seen) <= FARTHEST:
             place = waiting.popleft()

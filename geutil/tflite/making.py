@@ -66,7 +66,7 @@ def add_input(
         name: its name.
         dtype: the name of its type, such as "float32".
         shape: its size in each dimension, None where it is free.
-        quantization: what its integers stand for.
+        quantization: the values of its integers.
         graph: the subgraph, or its name or place; the main one, which is begun in
             an empty file, if None.
 
@@ -103,7 +103,7 @@ def add_constant(
         name: its name.
         value: an array, or numbers. Of a quantized constant, the integers.
         dtype: the name of its type, such as "int4"; that of the array if None.
-        quantization: what its integers stand for.
+        quantization: the values of its integers.
 
     Raises:
         TFLiteError: TFLite has no such type.
@@ -207,7 +207,7 @@ def add(
             if None.
         shape: the shape of the tensor; by the rule of the kind if None.
         dtype: its type; by the rule of the kind, or of the first input, if None.
-        quantization: what its integers stand for.
+        quantization: the values of its integers.
         outputs: new tensors that it makes, in the place of the four arguments
             before: for results that differ in type or shape.
         version: the version of its kernel; the oldest that computes it if None.

@@ -52,7 +52,7 @@ class Parts:
         )
 
     def complete(self) -> None:
-        """Add what each op of the file takes in."""
+        """Add the ops that each op of the file takes in."""
         self._add_behind(alone=True)
         self._add_before()
         self._add_behind(alone=False)
@@ -72,7 +72,7 @@ class Parts:
         return [place for place in left if place not in flow.twins]
 
     def _add_behind(self, *, alone: bool) -> None:
-        """Add what forwards a result, or is held by it, to what it forwards."""
+        """Add ops that forward a result, or that it holds, to the op that makes it."""
         flow = self._flow
         for place in self._open():
             step = kernels.is_step(flow.ops[place])
@@ -99,7 +99,7 @@ class Parts:
         return makers[0] if known else None
 
     def _add_before(self) -> None:
-        """Add what an op of the file reads and can hold to it, the last first."""
+        """Add the ops that an op of the file reads and can hold, the last first."""
         for place in reversed(self._open()):
             readers = {
                 at for p in self._flow.consumers(place) for at in self.nodes.get(p, ())
@@ -156,7 +156,7 @@ def _is_in_integers(node: LiteOp) -> bool:
 
 @dataclass(frozen=True)
 class Ends:
-    """A graph, or the body of a function, and what its ends are called."""
+    """A graph, or the body of a function, and the names of its ends."""
 
     ops: Sequence[Operation]
     inputs: Mapping[str, Operation]
@@ -263,7 +263,7 @@ class _Matcher:
         )
 
     def _match_op(self, at: int, op: LiteOp) -> None:
-        """Match an op of the file to one of the graph, and note what it makes."""
+        """Match an op of the file to one of the graph, and note its results."""
         given, hints = self._given(op), self._hints(op)
         core = self._core(op, given, hints)
         self._named[at] = hints
@@ -348,7 +348,7 @@ class _Matcher:
     def _first(
         self, op: LiteOp, places: Iterable[int], given: _Given, hints: Sequence[int]
     ) -> int | None:
-        """Return the first op that reads what one of the file does."""
+        """Return the first op with the same input as one of the file."""
         other = None
         for place in places:
             if not (self._can_compute(op, place) and self._is_free(place)):
@@ -391,7 +391,7 @@ class _Matcher:
         return not (whole or converts or self._can_compute(op, place))
 
     def _behind(self, given: _Given) -> Iterator[int]:
-        """Yield what reads values, through ops that kernels take in, nearest first."""
+        """Yield readers of values, through ops that kernels take in, nearest first."""
         waiting = deque(sorted({place for place, _ in given.every}))
         seen = set(waiting)
         while waiting and len(seen) <= FARTHEST:
@@ -410,7 +410,7 @@ class _Matcher:
         return not (self._is_free(place) or self._flow.is_taken_through(place))
 
     def _reads_all(self, place: int, given: _Given) -> bool:
-        """Tell whether an op reads what is given, all of it, and nothing else."""
+        """Tell whether an op reads exactly the given values."""
         flow = self._flow
         waiting, seen, hit = list(flow.reads[place]), set[Value](), set[Value]()
         while waiting:

@@ -94,7 +94,7 @@ class UniqueNames:
 
 
 def file_names(names: Sequence[str]) -> dict[str, str]:
-    """Return what inputs or outputs are called in a file: names Python can call.
+    """Return the names of inputs or outputs in a file, as Python's arguments.
 
     Example:
         >>> from geutil.tflite.names import file_names

@@ -357,6 +357,7 @@ class LiteOp:
         self.kind, self.version = kind, version
         self.is_custom = custom_options is not None
         self._inputs, self._outputs = tuple(inputs), tuple(outputs)
+        # Options of custom ops are bytes; those of others have a table in the schema.
         self.table = None if self.is_custom else options_table(kind)
         self.options = dict(options or {})
         self.custom_options = custom_options or b""

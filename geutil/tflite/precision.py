@@ -74,7 +74,7 @@ def is_quantized(precision: str) -> bool:
 
 
 def stored_bytes(file: Contents) -> dict[str, int]:
-    """Return what the constants of a file take by their type, the largest first."""
+    """Return the bytes of constants by their type, the largest first."""
     totals: dict[str, int] = {}
     # In the order of the file, the first tensor of a buffer tells its type.
     of_buffers = {id(t.buffer): t for t in reversed([*file.tensors])}

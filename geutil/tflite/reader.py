@@ -123,7 +123,7 @@ def read_into(file: Contents, blob: Any) -> None:
 
 
 class _Reader:
-    """Reads one file, and counts what it reads."""
+    """Reads one file, and counts the bytes that it reads."""
 
     def __init__(self, file: Contents, blob: Any) -> None:
         self._blob = blob
@@ -189,7 +189,7 @@ class _Reader:
         return count
 
     def _each(self, owner: Any, field: str, of: Callable[[Any], T]) -> Iterator[T]:
-        """Yield what a function makes of each entry of a list."""
+        """Yield the results of a function for the entries of a list."""
         get = getattr(owner, field)
         for i in range(self._counted(getattr(owner, f"{field}Length")())):
             yield of(get(i))

@@ -350,7 +350,7 @@ def _slice(case: Case) -> list[Shape]:
 
 
 def places_of_slice(case: Case) -> list[tuple[str, int, slice]] | None:
-    """Return for each dimension made or taken by a strided slice what it does."""
+    """Return the effect of a strided slice on each dimension, made or taken."""
     if any(case.maybe(i) is None for i in (1, 2, 3)):
         return None
     rank = len(case.shape(0))

@@ -23,7 +23,7 @@ def strip(
     names: bool = False,
     metadata: bool | str | Iterable[str] = False,
 ) -> None:
-    """Leave out what the file does not need to compute what it does.
+    """Leave out all that the outputs of the file do not depend on.
 
     Args:
         unused: whether ops go that no output needs and that change no state,

@@ -234,7 +234,7 @@ class _Subgraph:
         self._op_name = ""
 
     def run(self, values: Sequence[Any]) -> list[Any]:
-        """Return what the subgraph makes of values."""
+        """Return the outputs of the subgraph for values."""
         if any(graph is self._graph for graph in self._model.running):
             raise TFLiteError(f"subgraph '{self._graph.name}' calls itself")
         self._model.running.append(self._graph)
@@ -252,7 +252,7 @@ class _Subgraph:
             self._model.running.pop()
 
     def _round_inputs(self) -> None:
-        """Let what a model is given be rounded; subgraphs are given what is."""
+        """Round the inputs of a model; those of subgraphs are rounded already."""
         if len(self._model.running) > 1 or not self._trains:
             return
         for tensor in self._graph.inputs:

@@ -301,6 +301,7 @@ def _non_max_suppression(op: Callable[..., Any], *, soft: bool) -> Builder:
     """Return the builder of a kernel that selects boxes."""
 
     def build(call: Call) -> Any:
+        """Compute the boxes, and how many of them count."""
         named = {}
         if soft:
             if call.number(5).any():
@@ -458,7 +459,7 @@ class Handle:
 
 
 def flex(call: Call) -> Any:
-    """Return what an op of TensorFlow makes that stands in a file as it is."""
+    """Return the result of an op of TensorFlow that a file contains as it is."""
     # No other kind needs it.
     from flatbuffers import flexbuffers
 

@@ -176,6 +176,7 @@ class _Simulation:
     """The quantized network, with ranges that are given."""
 
     def __init__(self, model: Any, sites: Sequence[RangeSite]) -> None:
+        # The ends of ranges are fed, so that one trace serves all methods.
         ends = {
             end.op: (end, site.name, index)
             for site in sites

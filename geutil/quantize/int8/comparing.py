@@ -112,7 +112,7 @@ class Int8Comparison(Shown):
         return min((each.agreement for each in judged), default=1.0)
 
     def __str__(self) -> str:
-        """Return the report as lines: the whole, each output, what is left in float."""
+        """Return the report as lines: the whole, each output, ops left in float."""
         apart = f"{self.most} step(s) apart at most"
         if not self.outputs:
             apart = "no outputs to compare"
@@ -240,7 +240,7 @@ class _Tally:
         self._agreeing = 0
 
     def add(self, model_output: Array, file_output: Array) -> None:
-        """Take in what the model and the file gave for a batch."""
+        """Take in the outputs of the model and the file for a batch."""
         if model_output.shape != file_output.shape:
             raise QuantizeError(
                 f"output '{self._name}' has shape {list(model_output.shape)} in the "
@@ -271,7 +271,7 @@ class _Tally:
         self._agreeing += int((clear & same).sum())
 
     def entry(self) -> OutputSteps:
-        """Return what was counted."""
+        """Return the counts."""
         most = int(np.flatnonzero(self._counts)[-1]) if self._counts.any() else 0
         counts = tuple(int(n) for n in self._counts[: most + 1])
         width = (self._high - self._low) / self._step if self._step else 0.0

@@ -56,7 +56,7 @@ _TRIED_SIZES = (61, 64, 66, 71)
 
 @dataclass(frozen=True, eq=False)
 class Dilated:
-    """A convolution that is the same as a dilated one with what stands around it."""
+    """A convolution that equals a dilated one together with the ops around it."""
 
     spread: Operation
     convolution: Operation
@@ -170,7 +170,7 @@ def read_instead(ops: Sequence[Operation], tensor: Tensor, other: Tensor) -> Non
 
 
 def with_fitting_comparisons(graph: Graph) -> None:
-    """Scale what is compared in int8 so that the larger step is next to 1."""
+    """Scale operands of a comparison in int8: the larger step is next to 1."""
     for op in graph.get_operations():
         if op.type not in COMPARISONS:
             continue
@@ -283,7 +283,7 @@ def _fixed_range(op: Operation) -> tuple[float, float] | None:
 
 @dataclass(frozen=True, eq=False)
 class _Side:
-    """What is compared in int8: data that are quantized, or numbers."""
+    """An operand of a comparison in int8: quantized data, or numbers."""
 
     tensor: Tensor
     simulation: Operation | None
@@ -399,7 +399,7 @@ class _Weights:
 
     @classmethod
     def of(cls, op: Operation, values: Sequence[Array]) -> _Weights:
-        """Return what a FakeQuant op quantizes, by the values of its inputs."""
+        """Return the result of a FakeQuant op for values of its inputs."""
         value, *given = values
         bits, narrow = (op.get_attr(name) for name in ("num_bits", "narrow_range"))
         low, high = given or (op.get_attr("min"), op.get_attr("max"))

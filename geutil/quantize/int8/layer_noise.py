@@ -258,7 +258,7 @@ class NoiseMeter:
         found: FileTensor | str,
         limits: tuple[Array, Array] | None,
     ) -> None:
-        """Add up what the forms of a result say, in one row of the sums."""
+        """Add up the forms of a result in one row of the sums."""
         flat = [values.ravel() for values in forms]
         for start in range(0, flat[0].size, _BLOCK):
             row = _Row(*(values[start : start + _BLOCK] for values in flat[:3]))
@@ -272,7 +272,7 @@ class NoiseMeter:
             self._most[place, :3] = np.maximum(self._most[place, :3], extremes)
 
     def layers(self) -> tuple[LayerNoise, ...]:
-        """Return what was measured, in the order of the graph."""
+        """Return the measurements in the order of the graph."""
         noises = [
             replace(
                 _entry(*self._measured(place, place)), parts=self._uneven_parts(place)
@@ -290,7 +290,7 @@ class NoiseMeter:
         return self._results[place], self._tensors[place], sums, self._most[row]
 
     def _uneven_parts(self, place: int) -> tuple[LayerNoise, ...]:
-        """Return what was measured of the parts of a result, if they differ much."""
+        """Return the measurements of the parts of a result, if they differ much."""
         rows = [
             (row, part)
             for row, (whole, part) in enumerate(self._parts, len(self._results))
@@ -315,7 +315,7 @@ class NoiseMeter:
         return self._built(copy, tensors, {})
 
     def _each_alone(self, model: Any) -> Any:
-        """Return a function of ops that read in float what others make."""
+        """Return a function of ops that read the results of others in float."""
         copy = PartialCopy(model.graph, model.inputs, frozen(self._values))
         wanted = [t for r in self._results for t in (r.tensor, _rounded(r))]
         copies = copy.of(wanted)
@@ -401,7 +401,7 @@ def _entry(
     sums: Mapping[str, float],
     extremes: Array,
 ) -> LayerNoise:
-    """Return what was measured of one result."""
+    """Return the measurements of one result."""
     apart, low, high, moved = map(float, extremes)
     if moved > 0:
         found = "its tensor has another shape in the file"

@@ -260,7 +260,7 @@ def arena_bytes(blob: bytes, *, reference: bool = False) -> int:
 
 @dataclass(frozen=True)
 class _Draft:
-    """An order of a subgraph that is found, and what it is compared with."""
+    """An order of a subgraph, and the one that it is compared with."""
 
     index: int
     graph: LiteGraph
@@ -281,7 +281,7 @@ class _Draft:
 
 
 def _checked(blob: bytes, runtime: str | None, iterations: Any) -> LiteFile:
-    """Refuse what is no file that can be run; else return the file."""
+    """Refuse a file that cannot be run; else return it."""
     interpreter_of(blob)
     if runtime is not None and runtime not in RUNTIMES:
         raise QuantizeError(
@@ -335,7 +335,7 @@ def _draft(
 
 
 class _Cost:
-    """What an order costs: the arena under a runtime, and then under the others."""
+    """The cost of an order: the arena under a runtime, and then under the others."""
 
     def __init__(
         self, arenas: Mapping[Runtime, RuntimeArena], runtime: Runtime | None
@@ -355,7 +355,7 @@ class _Cost:
 
 
 def _measured(draft: _Draft, changed: LiteFile, runtime: Runtime) -> ReorderedSubgraph:
-    """Return what became of a subgraph, as the interpreter tells it."""
+    """Return the outcome of a subgraph, as the interpreter reports it."""
     arenas, graph = draft.arenas, changed.graphs[draft.index]
     after = {r: arenas[r].size for r in RUNTIMES}
     if draft.is_moved:
@@ -387,7 +387,7 @@ def _measured(draft: _Draft, changed: LiteFile, runtime: Runtime) -> ReorderedSu
 def _peak_tensors(
     graph: LiteGraph, arena: RuntimeArena, order: Sequence[int]
 ) -> tuple[PeakTensor, ...]:
-    """Return what is alive in the step in which most bytes are."""
+    """Return the tensors that are alive in the step in which most bytes are."""
     program: ArenaProgram = arena.program
     if not order:
         return ()

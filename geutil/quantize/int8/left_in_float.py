@@ -92,7 +92,7 @@ class Apart:
         return file.to_bytes()
 
     def join(self, file: LiteFile) -> set[str]:
-        """Leave edges out of a file, put weights in; return what stood for them."""
+        """Leave edges out of a file, put weights in; return their placeholders."""
         if not self._has_edges:
             return set()
         for signature in file.signatures.values():
@@ -103,7 +103,7 @@ class Apart:
 
 
 def _store(graph: LiteGraph, weights: LiteTensor, value: Array) -> None:
-    """Let weights that are an input be a constant, and what transposes them, too."""
+    """Replace weights that are an input by a constant, and their transposition, too."""
     graph.inputs = tuple(t for t in graph.inputs if t is not weights)
     weights.store(value, "float32")
     moving = [op for op in weights.consumers if op.kind == "TRANSPOSE"]
@@ -113,7 +113,7 @@ def _store(graph: LiteGraph, weights: LiteTensor, value: Array) -> None:
 
 
 def _joined(file: LiteFile, graph: LiteGraph) -> list[str]:
-    """Let ops read what was made complex and real again; return its names."""
+    """Let ops read values that were made complex and real again; return their names."""
     source_of: dict[LiteTensor, LiteTensor] = {}
     kept = []
     for op in graph.ops:

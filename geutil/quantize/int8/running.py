@@ -87,13 +87,13 @@ class Runner:
         return stored
 
     def values(self, stored: Mapping[str, Array]) -> dict[str, Array]:
-        """Return what stored inputs stand for, as the model takes them."""
+        """Return the values of stored inputs, as the model takes them."""
         return {
             name: _value(stored[name], detail) for name, detail in self._inputs.items()
         }
 
     def results(self, stored: Mapping[str, Array]) -> dict[str, Array]:
-        """Return what stored outputs stand for, as the model gives them."""
+        """Return the values of stored outputs, as the model gives them."""
         return {
             name: _value(stored[name], detail) for name, detail in self._outputs.items()
         }
@@ -167,7 +167,7 @@ def _allocate(interpreter: Any) -> None:
 def _ends(
     what: str, names: Sequence[str], details: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what a file says of its inputs or outputs, by the names of the model."""
+    """Return the details of inputs or outputs of a file, by the names of the model."""
     file_name_of = _names_in(details, names)
     if set(file_name_of.values()) != set(details):
         raise QuantizeError(
@@ -178,7 +178,7 @@ def _ends(
 
 
 def _names_in(details: Mapping[str, Any], names: Sequence[str]) -> dict[str, str]:
-    """Return what ends are called in a file; those of others may have any names."""
+    """Return the names of ends in a file; files of others may have any."""
     if set(names) == set(details):
         return {name: name for name in names}
     return file_names(names)
@@ -199,7 +199,7 @@ class _Integers:
         return np.clip(levels, limits.min, limits.max).astype(self.dtype)
 
     def value(self, stored: Array) -> Array:
-        """Return what integers stand for."""
+        """Return the values of integers."""
         levels = stored.astype(np.float32) - np.float32(self.zero)
         return levels * np.float32(self.scale)
 

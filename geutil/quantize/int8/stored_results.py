@@ -38,7 +38,7 @@ _SAME_STEP = 1e-4
 
 @dataclass(frozen=True, eq=False)
 class StoredResult:
-    """A tensor that quantization changes: what a quantized op makes.
+    """A tensor that quantization changes: the result of a quantized op.
 
     Attributes:
         op: the op whose kernel makes it.
@@ -129,7 +129,7 @@ def _forwarded_range(tensor: Tensor, network: Network) -> Operation | None:
 
 
 def _leaves(tensor: Tensor, parts: Sequence[Operation], network: Network) -> bool:
-    """Tell whether a tensor is what a kernel gives, and no step inside of it."""
+    """Tell whether a tensor is the result of a kernel, and no step inside of it."""
     inside = set(parts)
     readers = [edge.op for edge in network.readers(tensor)]
     return tensor in network.results or any(op not in inside for op in readers)

@@ -392,7 +392,7 @@ def _check_scheme(model: Any, scheme: Scheme) -> None:
 
 
 def _lowered(model: Any, scheme: Scheme) -> tuple[bytes, list[LeftInFloat]]:
-    """Return a model's float kernels lowered to what a scheme stores; ops in float."""
+    """Lower a model's kernels to the types of a scheme; return ops in float, too."""
     if not scheme.weights_only:
         check_learnt(find_sites(model.graph, model.variables))
     apart = Apart()

@@ -186,7 +186,7 @@ class _Lowering:
         return [LiteOp("DEQUANTIZE", [stored], [floats]), quantize]
 
     def _steps_behind(self, op: LiteOp, tensor: LiteTensor) -> Quantization | None:
-        """Return the steps of what an op selects from a tensor; None if it does not."""
+        """Return the steps of elements that an op selects; None if it selects none."""
         kernel = KINDS.get(op.kind, OTHER)
         if kernel.rule is None or op.inputs[kernel.data] is not tensor:
             return None
@@ -468,7 +468,7 @@ class _Lowering:
     def _is_undone(
         self, op: LiteOp, steps_of: Mapping[LiteTensor, Quantization]
     ) -> bool:
-        """Tell whether what was reshaped gets its shape again; let a Reshape read it.
+        """Tell whether a reshaped tensor gets its shape again; let a Reshape read it.
 
         The converter leaves both ops where data are quantized between them.
         """

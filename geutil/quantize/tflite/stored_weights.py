@@ -53,7 +53,7 @@ _WITH_WEIGHTS = (*_HYBRID_VERSIONS, *_SLOW_HYBRIDS, "TRANSPOSE_CONV")
 
 
 def store_weights(graph: LiteGraph) -> None:
-    """Store what is quantized of constants, in front of DEQUANTIZE ops."""
+    """Store quantized constants in front of DEQUANTIZE ops."""
     kept = []
     for op in graph.ops:
         value = op.reads[0].value if op.kind == "QUANTIZE" else None
@@ -80,7 +80,7 @@ def _store(tensor: LiteTensor, value: Array) -> None:
 
 
 def _move_constants(graph: LiteGraph) -> None:
-    """Run what moves the values of constants behind DEQUANTIZE ops."""
+    """Run ops that move the values of constants behind DEQUANTIZE ops."""
     source_of: dict[LiteTensor, LiteTensor] = {}
     ops = []
     for op in graph.ops:

@@ -183,7 +183,7 @@ def _renaming(batch: Mapping[Any, Any], names: list[str]) -> str:
 def _features(
     batch: tuple[Any, ...], names: list[str], what: str, error: type[GeutilError]
 ) -> Any:
-    """Return what a tuple holds for the inputs: all but the labels, or all of it."""
+    """Return the inputs in a tuple: all but the labels, or all of it."""
     first = batch[0] if batch else None
     if len(names) > 1 and not isinstance(first, Mapping | list | tuple):
         # An array is not enough: these are the inputs, and no labels.
@@ -220,7 +220,7 @@ class InputSeen:
 
     Attributes:
         name: the name of the input.
-        given: the type of what was given.
+        given: the type of the data.
         seen: the type that the network takes.
         low: the smallest value, of numbers.
         high: the largest value.
@@ -236,7 +236,7 @@ class InputSeen:
 
     @property
     def doubt(self) -> str:
-        """Why the values may not be what the network was trained with; "" if not."""
+        """Why the values may differ from those of training; "" if they do not."""
         if not self.seen.startswith(("float", "bfloat")) or not _looks_unscaled(self):
             return ""
         return (
@@ -281,7 +281,7 @@ class InputsSeen:
         )
 
     def entries(self) -> tuple[InputSeen, ...]:
-        """Return what was seen, input by input."""
+        """Return the values seen, input by input."""
         return tuple(
             InputSeen(name, *self._given[name], low, high, total / count)
             for name, (low, high, total, count) in self._sums.items()

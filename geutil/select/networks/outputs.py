@@ -173,7 +173,7 @@ def _mismatch(a: Array, b: Array) -> str | None:
 def _distances(
     a: Array, b: Array, rtol: float, atol: float
 ) -> tuple[Array, Array, Array]:
-    """Return absolute and relative differences, and what is close enough."""
+    """Return absolute and relative differences, and which are close enough."""
     apart = distances(a, b)
     if not {a.dtype.kind, b.dtype.kind} <= {*"fciuV"}:
         return apart, apart, apart == 0
@@ -279,7 +279,7 @@ class Movement:
             self._varies = float("inf")
 
     def entry(self) -> Motion:
-        """Return what was seen."""
+        """Return the values seen."""
         return Motion(self._varies, self._largest, self._samples)
 
 
