@@ -269,7 +269,7 @@ class Deployed:
         fold_batch_norms(self.model)
         self.report = quantize(self.model, is_training=False, **choices)
         if not choices.get("scheme", "").startswith("weight"):
-            calibrate(self.model, self.sample, "min_max")
+            calibrate(self.model, self.sample, "min_max", rounding="nearest")
         self.blob = to_tflite(self.model)
         self.comparison = compare_int8(self.model, self.blob, self.sample, layers=True)
         self.layers = {layer.op: layer for layer in self.comparison.layers}
