@@ -134,7 +134,7 @@ class _LazyModule(ModuleType):
 
 
 class _Name(str):
-    """Placeholder of a module that is imported when an attribute of it is read."""
+    """Placeholder of a name in a module that is imported later."""
 
 
 @contextmanager
