@@ -306,7 +306,7 @@ class OpenedFunction:
     effects: Operation  # An op that waits for the function's other ops.
     # The ops that call it, in the graph and in opened functions.
     callers: list[Caller] = field(default_factory=list)
-    # Whether it cannot be written back: an op that calls it, or a caller of it, has its
+    # True if it cannot be written back: an op that calls it, or a caller of it, has its
     # name as the op's type. Such an op cannot be made to call another function.
     fixed: bool = False
 

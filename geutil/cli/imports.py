@@ -28,11 +28,7 @@ _SELDOM = (50_000, 20, 20)
 and copy MobileNetV2 takes 1.6 CPU seconds in the place of 2.1."""
 _INTERFACES = "tensorflow._api.v2."
 """The packages of TensorFlow's public names, of versions 2 and 1."""
-_OTHER_KERAS = {
-    f"{_INTERFACES}nn": "tensorflow.python.keras.layers.rnn_cell_wrapper_v2"
-}
-"""A package with three names of a Keras that TensorFlow keeps for itself."""
-_REGISTERING = ("debugging.experimental", "linalg", "lite", "saved_model", "tpu")
+_REGISTERING = ("debugging.experimental", "linalg", "lite", "nn", "saved_model", "tpu")
 """Public packages whose modules register ops, gradients and types of a file's graph."""
 
 
@@ -59,7 +55,6 @@ def register_all() -> None:
 
     for name in _REGISTERING:
         _executed(reduce(getattr, name.split("."), tf))
-    _ = tf.nn.RNNCellDeviceWrapper
 
 
 def import_keras() -> None:
@@ -121,50 +116,8 @@ def _executed(module: ModuleType) -> ModuleType:
         # Before, so that circles of imports find its names as they always do.
         module.__class__ = ModuleType
         module.__loader__ = spec.loader = spec.loader.loader
-        with _named_later(module, _OTHER_KERAS.get(module.__name__, "")):
-            spec.loader.exec_module(module)
+        spec.loader.exec_module(module)
     return sys.modules[module.__name__]
-
-
-class _LazyModule(ModuleType):
-    """Stands for a module while others take names of it."""
-
-    def __getattr__(self, name: str) -> Any:
-        return _Name(name)
-
-
-class _Name(str):
-    """Placeholder of a name in a module that is imported later."""
-
-
-@contextmanager
-def _named_later(module: ModuleType, other: str) -> Iterator[None]:
-    """Let a module that is executed import names of another when they are asked for.
-
-    Args:
-        module: the module.
-        other: the name of the other module; "" for none.
-    """
-    if not other or other in sys.modules:
-        yield
-        return
-    sys.modules[other] = _LazyModule(other)
-    try:
-        yield
-    finally:
-        del sys.modules[other]
-    own = vars(module)
-    names = {name: value for name, value in own.items() if isinstance(value, _Name)}
-    for name in names:
-        delattr(module, name)
-
-    def find(name: str) -> Any:
-        if name not in names:
-            raise AttributeError(f"module '{module.__name__}' has no name '{name}'")
-        own[name] = getattr(import_module(other), names[name])
-        return own[name]
-
-    own.update(__getattr__=find, __dir__=lambda: sorted({*own, *names}))
 
 
 def _keep_names(tensorflow: ModuleType) -> None:

@@ -1,6 +1,6 @@
 """Calls among the functions of a `GraphDef`.
 
-Which function calls which, in which order, to which effect.
+The calls between functions, their order and their effects.
 
 Protobufs only: no graph is made and nothing is run.
 

@@ -38,7 +38,7 @@ class LosingLayer:
 
     layer: weakref.ref[Any]
     losses: Sequence[Tensor]  # The losses, which it does not hold any more.
-    # Whether it forgot those that it had before, as the outermost layer does.
+    # True if it forgot those that it had before, as the outermost layer does.
     anew: bool
 
     def hold(self, losses: Sequence[Tensor]) -> None:
@@ -104,7 +104,7 @@ class LayerCall:
     outputs: tuple[str, ...] | None = None
     # A weak reference to the layer, if there was one.
     layer: Callable[[], Any] | None = field(default=None, compare=False, repr=False)
-    # Which of the calls that Keras knows of the layer it is.
+    # Its number among the calls of the layer that Keras knows.
     node: int | None = field(default=None, compare=False, repr=False)
 
     def renamed(self, renamed: Callable[[str], str]) -> LayerCall:

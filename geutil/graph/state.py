@@ -332,7 +332,7 @@ class Use:
     targets: Sequence[Operation]  # The ops that are to run.
     tensors: Sequence[Tensor]  # The tensors whose values are wanted.
     feeds: IdentitySet
-    # Whether the graph becomes a function, which then runs just that; a Session may be
+    # True if the graph becomes a function, which then runs just that; a Session may be
     # asked for something else next time.
     is_function: bool = False
 

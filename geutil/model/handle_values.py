@@ -135,7 +135,7 @@ class Version:
     name: str
     # (index of the argument, value) for each that was a handle.
     values: tuple[tuple[int, HandleValue], ...]
-    # Whether it returns each of these at the same index, as the body of a loop does;
+    # True if it returns each of these at the same index, as the body of a loop does;
     # else it returns none.
     returns: bool
 

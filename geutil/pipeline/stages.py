@@ -153,7 +153,7 @@ class StageMemory:
     inputs: tuple[tuple[int, int, tuple[int, ...]], ...]
     # Of each stage the micro-batches in flight.
     flights: tuple[int, ...]
-    # Whether a stage recomputes its forward pass to go backward.
+    # True if a stage recomputes its forward pass to go backward.
     again: bool
 
     @cached_property

@@ -188,7 +188,7 @@ class Known:
 
 @dataclass
 class Decision:
-    """Which nodes with side effects go and which stay."""
+    """Nodes with side effects: those that go, and those that stay."""
 
     dropped: list[str]  # The names of those that go.
     kept: list[str]  # The names of those that stay.
