@@ -10,7 +10,7 @@ from geutil.errors import ArgumentTypeError, TransformError
 from geutil.graph import adjacency, colocation, edits
 from geutil.graph.types import Operation, Tensor, type_name
 from geutil.memory.sizes import tensor_bytes
-from geutil.pipeline.stages import is_handle
+from geutil.pipeline.stage_memory import is_handle
 from geutil.select import conversions
 from geutil.sizes import size_text
 
