@@ -3,7 +3,9 @@
 Of large ones, and of a small one by the command, whose start is most of it.
 
 `python -m benchmarks.inspecting PATH` is the process that is measured: it prints the
-seconds and the bytes by which the peak of its resident memory grew.
+seconds and the bytes by which the peak of its resident memory grew. With `--fields` or
+`--batches` it prints the measurements that numbers of `geutil.model.files.wire` come
+from.
 """
 
 from __future__ import annotations
@@ -11,9 +13,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
-from time import perf_counter
+from random import Random
+from time import perf_counter, process_time
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +26,9 @@ import tensorflow as tf
 from benchmarks.graphs import random_graph_def
 from benchmarks.resident import forget_peak, resident_peak
 from benchmarks.rows import Row
+from geutil.errors import ModelError
 from geutil.graph.protos import SavedModel
+from geutil.model.files import wire
 from geutil.model.files.inspect_files import inspect
 
 LIMIT_SECONDS = 5.0
@@ -148,7 +155,57 @@ def in_a_child(path: Path) -> tuple[float, int]:
     return float(seconds), int(peak)
 
 
+def example_nodes() -> bytes:
+    """Return the nodes of a model's functions, as those of a `GraphDef`."""
+    data = Path("testdata/two_signatures/saved_model.pb").read_bytes()
+    (meta_graph,) = wire.spans(data, (0, len(data)), "SavedModel.meta_graphs")
+    (graph,) = wire.spans(data, meta_graph, "MetaGraphDef.graph_def")
+    return b"".join(
+        wire.length_delimited(1, data[start:end])
+        for library in wire.spans(data, graph, "GraphDef.library")
+        for function in wire.spans(data, library, "FunctionDefLibrary.function")
+        for start, end in wire.spans(data, function, 3)
+    )
+
+
+def print_fields(damages: int = 1500) -> None:
+    """Print how many damaged files are taken for another kind, by the fields read."""
+    nodes = example_nodes()
+    files = {"GraphDef": nodes, "MetaGraphDef": wire.length_delimited(2, nodes)}
+    for count in (1, 2, 3, 4, 8, 16, 32, 64):
+        wire._LOOKED_AT = count
+        for kind, data in files.items():
+            randomly, told = Random(2), Counter[bool]()
+            for _ in range(damages):
+                damaged = bytearray(data)
+                for _ in range(8):
+                    place = randomly.randrange(min(len(data), 1500))
+                    damaged[place] ^= 1 << randomly.randrange(8)
+                with suppress(ModelError):
+                    told[wire.binary_kind(bytes(damaged)) == kind] += 1
+            print(f"{count} fields, {kind}: {told[False]} of {told.total()} wrong")
+
+
+def print_batches() -> None:
+    """Print CPU seconds and memory by the bytes of nodes that are parsed at a time."""
+    with tempfile.NamedTemporaryFile(suffix=".pb") as file:
+        nodes = example_nodes()
+        for _ in range(38 * MIB // len(nodes)):
+            file.write(nodes)
+        file.flush()
+        for power in range(12, 23, 2):
+            wire._BATCH = 1 << power
+            before, start = forget_peak(), process_time()
+            inspect(file.name)
+            seconds, peak = process_time() - start, resident_peak() - before
+            print(f"2^{power} bytes: {seconds:.2f} CPU s, {peak / MIB:.0f} MiB")
+
+
 def main() -> None:
+    measurements = {"--fields": print_fields, "--batches": print_batches}
+    if sys.argv[1] in measurements:
+        measurements[sys.argv[1]]()
+        return
     # So that the peak of the imports does not hide what comes.
     before = forget_peak()
     start = perf_counter()

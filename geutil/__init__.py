@@ -12,7 +12,7 @@ CONTRIBUTING.md. All but the errors are imported when they are first used.
 
 import typing
 
-from geutil import lazy, notebook_display
+from geutil import lazy
 from geutil.errors import (
     ArgumentTypeError,
     CycleError,
@@ -272,7 +272,7 @@ else:
     )
 
 lazy.watch_what_exists(__name__)
-lazy.provide(notebook_display.DRAWING, "geutil.report.pages", "html_of")
+lazy.provide(lazy.DRAWING, "geutil.report.pages", "html_of")
 lazy.provide("model of a TFLite file", "geutil.model", "from_tflite")
 lazy.provide("powers of a file", "geutil.capabilities.scan", "powers")
 lazy.provide(

@@ -1,7 +1,8 @@
-"""Names of a package that are looked up when they are first used.
+"""Names of a package that are looked up when they are first used, and notebooks' views.
 
 Importing TensorFlow takes seconds, so `import geutil` does not: nothing is imported
-before a name is asked for (PEP 562).
+before a name is asked for (PEP 562). Objects of any layer show themselves in a notebook
+likewise: the package's root, which knows all layers, provides the function that draws.
 """
 
 from __future__ import annotations
@@ -122,3 +123,17 @@ def watch_what_exists(package: str) -> None:
     """
     if _SESSIONS in sys.modules:
         importlib.import_module(f"{package}.graph.state")
+
+
+DRAWING = "drawing"
+"""The job of the function that takes what to show, and returns HTML."""
+
+
+class Shown:
+    """Base of objects that a notebook shows as a drawing or table."""
+
+    __slots__ = ()
+
+    def _repr_html_(self) -> str:
+        """Return the HTML that a notebook shows."""
+        return str(provided(DRAWING)(self))

@@ -86,7 +86,6 @@ def test_geutil_alone_imports_neither_tensorflow_nor_numpy():
     assert {m for m in found if m.startswith("geutil.")} <= {
         "geutil.errors",
         "geutil.lazy",
-        "geutil.notebook_display",
         "geutil.version",
     }
 
@@ -115,7 +114,7 @@ def test_type_checkers_see_the_names_where_they_are_found():
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
     }
     # What the root itself is made with is no name of its users.
-    assert sorted(seen - {"__all__", "lazy", "notebook_display"}) == sorted(ge.__all__)
+    assert sorted(seen - {"__all__", "lazy"}) == sorted(ge.__all__)
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module != "geutil":
             home = importlib.import_module(node.module)

@@ -46,12 +46,9 @@ FOR_ALL = {
     "errors",
     "formats",
     "lazy",
-    "notebook_display",
-    "notes",
     "progress",
     "sizes",
     "version",
-    "writing",
 }
 # Clients do not know each other, with one exception: the rewriters of old fold batch
 # norms and then insert FakeQuant ops, so one module puts the two together.
@@ -240,7 +237,7 @@ def calls_lazy(node: ast.stmt) -> bool:
     return (
         isinstance(node, ast.Assign | ast.Expr)
         and isinstance(node.value, ast.Call)
-        and ast.unparse(node.value.func).startswith(("lazy.", "notebook_display."))
+        and ast.unparse(node.value.func).startswith("lazy.")
     )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -264,6 +265,7 @@ class Planner:
     def __init__(
         self, graph: Graph, kept_ids: Collection[int], choices: Choices
     ) -> None:
+        self._graph = graph
         self._origins = Origins(graph)
         self._liveness = Liveness(graph)
         self._kept = kept_ids
@@ -275,9 +277,8 @@ class Planner:
         ]
         self._moving: dict[Norm, tuple[MovingVariable, ...]] = {}
         self._objections: dict[Norm, Obstacle] = {}
-        statistics = MovingStatistics(graph, self._origins)
         for norm in self._norms:
-            objection = self._objection(norm, statistics)
+            objection = self._objection(norm)
             if objection is not None:
                 self._objections[norm] = objection
         # No path from another norm to its layer may cross a norm that stays.
@@ -289,6 +290,11 @@ class Planner:
         self._ways_on = WaysOn(
             self._origins, self._liveness, kept_ids, steps, self._moving
         )
+
+    @cached_property
+    def _statistics(self) -> MovingStatistics:
+        """The moving statistics, which only norms in training are asked for."""
+        return MovingStatistics(self._graph, self._origins)
 
     def behind_layers(self) -> FoldPlan:
         """Plan to fold batch norms into the layers before them."""
@@ -353,7 +359,7 @@ class Planner:
         plan.refused.reverse()
         return plan
 
-    def _objection(self, norm: Norm, statistics: MovingStatistics) -> Obstacle | None:
+    def _objection(self, norm: Norm) -> Obstacle | None:
         """Return why a norm may not be folded, wherever it is."""
         op = norm.result.op
         outside = self._outside(norm)
@@ -366,7 +372,7 @@ class Planner:
                 op,
             )
         if norm.training:
-            return self._objection_to_training(norm, statistics)
+            return self._objection_to_training(norm)
         for t in norm.steps[0].parameters:
             if not self._origins.is_parameter(t):
                 return Obstacle(f"reads '{t.name}', which depends on the data", op)
@@ -379,15 +385,13 @@ class Planner:
         reason = f"is outside of scope {types.quoted(scope)}"
         return Obstacle(reason, norm.result.op)
 
-    def _objection_to_training(
-        self, norm: Norm, statistics: MovingStatistics
-    ) -> Obstacle | None:
+    def _objection_to_training(self, norm: Norm) -> Obstacle | None:
         """Return why a training norm may not be folded; note its moving statistics."""
         op = norm.result.op
         if not self._choices.assume_inference:
             reason = "pass assume_inference=True to use the moving ones instead"
             return Obstacle(f"{_OF_BATCH}; {reason}", op)
-        moving = statistics.of(norm.parameters, norm.fused)
+        moving = self._statistics.of(norm.parameters, norm.fused)
         if moving is None:
             reason = "the norm does not read them, and no op updates them"
             return Obstacle(

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, GeutilError
 from geutil.graph.types import type_name
-from geutil.notebook_display import Shown
+from geutil.lazy import Shown
 from geutil.select.names import with_layer
 from geutil.select.networks.outputs import Array, Motion, Tally, rows_of, widened
 

@@ -323,7 +323,7 @@ def inline_calls(
 
     Example:
         >>> import tensorflow as tf
-        >>> from geutil.bodies.inlining import inline_calls
+        >>> from geutil.bodies import inline_calls
         >>> @tf.function(autograph=False)
         ... def twice(x):
         ...     return tf.add(x, x, name="sum")

@@ -300,9 +300,9 @@ def bodies_of(
     scan(main)
     functions = {}
     function_class = message_class("FunctionDef")
-    for library in wire.spans(buffer, graph, 2):
+    for library in wire.spans(buffer, graph, "GraphDef.library"):
         main.gradients += _gradients(buffer, library)
-        for place in wire.spans(buffer, library, 1):
+        for place in wire.spans(buffer, library, "FunctionDefLibrary.function"):
             signature = wire.message(buffer, place, function_class, 1).signature
             arguments = tuple(arg.name for arg in signature.input_arg)
             body = ScannedBody(

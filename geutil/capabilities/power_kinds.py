@@ -17,7 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
-from geutil.notebook_display import Shown
+from geutil.lazy import Shown
 
 COMPUTE = "compute"
 KEEP_STATE = "keep state"

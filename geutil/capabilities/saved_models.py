@@ -20,7 +20,13 @@ from geutil.capabilities.graph_scan import (
 from geutil.capabilities.keras_configs import powers_of_metadata, powers_of_text
 from geutil.capabilities.power_kinds import LOADED, RUN, Power
 from geutil.errors import ModelError
-from geutil.graph.walks import closure, data_inputs, node_name, walk
+from geutil.graph.walks import (
+    closure,
+    data_inputs,
+    node_name,
+    topological_order,
+    walk,
+)
 from geutil.model.files import proto_files, wire
 from geutil.model.files.wire import (
     GRAPH_DEF,
@@ -87,7 +93,7 @@ def _told(file: Path, buffer: Buffer, folder: Path) -> tuple[list[Power], int]:
     entries: list[Power] = []
     ops = 0
     try:
-        for place in wire.spans(buffer, (0, len(buffer)), 2):
+        for place in wire.spans(buffer, (0, len(buffer)), "SavedModel.meta_graphs"):
             found, count = _MetaGraph(buffer, place, folder).told()
             entries += found
             ops += count
@@ -164,7 +170,8 @@ class _MetaGraph:
         self._folder = folder
         self._buffer, self._place = buffer, place
         self._graphs = [
-            bodies_of(buffer, graph) for graph in wire.spans(buffer, place, 2)
+            bodies_of(buffer, graph)
+            for graph in wire.spans(buffer, place, "MetaGraphDef.graph_def")
         ]
 
     def told(self) -> tuple[list[Power], int]:
@@ -184,8 +191,8 @@ class _MetaGraph:
     def _layers(self) -> Iterator[Power]:
         """Yield the capabilities of layers' configurations, as Keras 2 wrote them."""
         buffer = self._buffer
-        for objects in wire.spans(buffer, self._place, 7):
-            for node in wire.spans(buffer, objects, 1):
+        for objects in wire.spans(buffer, self._place, "MetaGraphDef.object_graph_def"):
+            for node in wire.spans(buffer, objects, "SavedObjectGraph.nodes"):
                 for user in wire.spans(buffer, node, 4):
                     for start, end in wire.spans(buffer, user, 3):
                         yield from powers_of_text(buffer[start:end], "its objects")
@@ -244,29 +251,28 @@ def _is_saver(body: ScannedBody, found: Found, *, is_passed: bool) -> bool:
 
 def _is_within(body: ScannedBody, path: str, is_passed: bool = True) -> bool:
     """Tell whether a path begins with a value from outside, and stays below it."""
-    seen: set[str] = set()
-    waiting, first = [path], True
-    begins = False
-    while waiting:
-        name = node_name(waiting.pop(0))
-        if name in seen:
-            continue
-        seen.add(name)
+
+    def is_outside(name: str) -> bool:
+        return name in body.arguments or _is_fed(body.nodes.get(name))
+
+    def parts(name: str) -> list[str]:
         node = body.nodes.get(name)
-        if name in body.arguments or (node is not None and _is_fed(node)):
-            begins = begins or first
-            first = False
-            waiting = [*(() if is_passed or node is None else node.input), *waiting]
-        elif node is None or node.op not in _PATH_OPS:
-            return False
-        elif node.op == "Const":
-            if not all(map(_is_piece, node.strings)):
-                return False
-            first = False
-        else:
-            inputs = data_inputs(node.input)
-            waiting = inputs + waiting
-    return begins
+        return [] if node is None else list(map(node_name, data_inputs(node.input)))
+
+    def is_known(name: str) -> bool:
+        node = body.nodes.get(name)
+        if is_outside(name) or node is None:
+            return is_outside(name)
+        return node.op in _PATH_OPS and all(map(_is_piece, node.strings))
+
+    # In the order of the path; a value from outside is a part as a whole.
+    names = topological_order(
+        [node_name(path)], lambda name: () if is_outside(name) else parts(name)
+    )
+    ends = (n for n in names if is_outside(n) or not parts(n))
+    if not is_outside(next(ends, "")):
+        return False
+    return all(map(is_known, names if is_passed else closure(names, parts)))
 
 
 _PATH_OPS = frozenset(
@@ -277,8 +283,8 @@ _PATH_OPS = frozenset(
 )
 
 
-def _is_fed(node: ScannedNode) -> bool:
-    return node.op in ("Placeholder", "PlaceholderWithDefault")
+def _is_fed(node: ScannedNode | None) -> bool:
+    return node is not None and node.op in ("Placeholder", "PlaceholderWithDefault")
 
 
 def _is_piece(text: bytes) -> bool:

@@ -17,8 +17,12 @@ from geutil.capabilities.power_kinds import LOADED, MAIN, POWERS, RUN, Power, Po
 from geutil.errors import ModelError
 from geutil.formats import is_tflite_file
 from geutil.model.files import wire
-from geutil.model.files.hdf5 import Hdf5File, read_hdf5
-from geutil.model.files.keras_files import KERAS_SUFFIXES, configurations
+from geutil.model.files.keras_files import (
+    KERAS_SUFFIXES,
+    Hdf5File,
+    configurations,
+    read_hdf5,
+)
 from geutil.model.files.wire import Buffer, message_class
 
 if TYPE_CHECKING:

@@ -9,11 +9,11 @@ from geutil.capabilities import power_kinds
 from geutil.capabilities.graph_scan import ScannedBody, bodies_of
 from geutil.graph.function_defs import OF_THE_OLD_BODY, called_names
 from geutil.graph.walks import closure, data_inputs, node_name, topological_order
+from geutil.model import side_effects
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import ModelProgram, nodes_by_name, values_behind
-from geutil.model.strip import side_effects
-from geutil.model.strip.side_effects import EffectKinds
-from geutil.model.strip.strip_report import Stripped, StripReport
+from geutil.model.side_effects import EffectKinds
+from geutil.model.strip_report import Stripped, StripReport
 from geutil.select.names import LayerNames
 
 
@@ -143,11 +143,7 @@ def _empty(definition: Any, dropped: set[str]) -> None:
         for tensor in data_inputs(node.input):
             readers.setdefault(node_name(tensor), []).append(name)
     for name in closure(dropped, lambda name: readers.get(name, ())):
-        node = nodes[name]
-        before = dict.fromkeys(map(node_name, node.input))
-        node.CopyFrom(type(node)(name=name, op="NoOp", device=node.device))
-        # Arguments cannot be waited for.
-        node.input.extend(f"^{other}" for other in before if other in nodes)
+        side_effects.as_no_op(nodes[name], nodes)
     for attribute in OF_THE_OLD_BODY:
         definition.attr.pop(attribute, None)
 

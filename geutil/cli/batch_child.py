@@ -168,8 +168,8 @@ def _write(work: Work, blob: bytes) -> str:
 def _call(work: Work, step: PipelineStep) -> Any:
     """Call a function of the user."""
     from geutil.errors import ArgumentTypeError
+    from geutil.lazy import Shown
     from geutil.model import Model
-    from geutil.notebook_display import Shown
 
     result = pickle.loads(step.pickled)(work.model)
     if isinstance(result, Model):

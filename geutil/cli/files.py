@@ -23,8 +23,8 @@ from geutil.formats import (
     foreign_kind,
     format_by_name,
     refusal,
+    written_atomically,
 )
-from geutil.writing import written_atomically
 
 if TYPE_CHECKING:
     from geutil.data_files import FileBatches, Wanted

@@ -25,8 +25,8 @@ from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
 
+from geutil.formats import remove_made, was_moved
 from geutil.progress import FOLDER, MADE, MOVED, SHOWN, STEP, VARIABLE, note, noted
-from geutil.writing import remove_made, was_moved
 
 _STOPS = ("SIGINT", "SIGTERM", "SIGHUP")
 _PAUSES = ("SIGTSTP", "SIGCONT")

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     from geutil.select.networks.outputs import Motion
 
 _SAMPLES = 2
+"""Samples that are drawn: the fewest by which an output is seen to move (`Motion`)."""
 _BATCH_SAMPLES = 8
+"""Rows of given data: as many as `Model.compare` draws samples by default."""
 
 
 @dataclass(frozen=True)

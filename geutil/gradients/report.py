@@ -24,11 +24,11 @@ from geutil.gradients.tensor_sizes import open_shapes_of
 from geutil.graph.runtime import enclosing_graphs
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, Tensor, is_func_graph, is_graph, type_name
+from geutil.lazy import Shown
 from geutil.memory.bounds import has_solver, worst_of
 from geutil.memory.dependencies import OrderPlan
 from geutil.memory.sizes import Dims, tensor_bytes
 from geutil.memory.times import multiply_adds
-from geutil.notebook_display import Shown
 from geutil.select.names import LayerNames, with_layer
 from geutil.select.walks import get_backward_walk_ops
 from geutil.sizes import size_text

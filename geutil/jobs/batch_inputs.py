@@ -22,6 +22,7 @@ from typing import Any, TypeAlias
 
 from geutil.errors import ArgumentTypeError, ModelError, Words
 from geutil.formats import TFLITE_SUFFIX, foreign_kind
+from geutil.graph.walks import tree
 from geutil.model.files.proto_files import SAVED_MODEL_FILES
 from geutil.sizes import size_of
 from geutil.version import __version__
@@ -332,17 +333,18 @@ def _expanded(path: PathLike, leave_out: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _within(folder: Path, leave_out: Path) -> Iterator[tuple[Path, str]]:
-    waiting = [folder]
-    while waiting:
-        for place in sorted(waiting.pop().iterdir()):
-            if place.name.startswith(".") or place == leave_out:
-                continue
-            if not place.is_dir():
-                yield place, _why_not(place)
-            elif _is_saved_model(place):
-                yield place, ""
-            else:
-                waiting.append(place)
+
+    def inside(place: Path) -> list[Path]:
+        if not place.is_dir() or _is_saved_model(place):
+            return []
+        found = sorted(place.iterdir())
+        return [p for p in found if not p.name.startswith(".") and p != leave_out]
+
+    for place in tree([folder], inside):
+        if not place.is_dir():
+            yield place, _why_not(place)
+        elif _is_saved_model(place):
+            yield place, ""
 
 
 def _is_saved_model(folder: Path) -> bool:

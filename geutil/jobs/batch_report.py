@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 from geutil.errors import ModelError
-from geutil.notebook_display import Shown
+from geutil.lazy import Shown
 from geutil.progress import MADE, note
 from geutil.sizes import size_text
 

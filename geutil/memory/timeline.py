@@ -21,7 +21,7 @@ from geutil.errors import (
     PlotError,
 )
 from geutil.graph.types import type_name
-from geutil.notebook_display import Shown
+from geutil.lazy import Shown
 from geutil.sizes import size_text
 
 TRACE = "allocation records of a traced Session"

@@ -48,7 +48,7 @@ if typing.TYPE_CHECKING:
     from geutil.model.model import Body, Model
     from geutil.model.opener import from_tflite, open
     from geutil.model.sources.tflite_files import tflite_kinds
-    from geutil.model.strip.strip_report import Stripped, StripReport
+    from geutil.model.strip_report import Stripped, StripReport
     from geutil.select.names import Layer
     from geutil.select.networks.outputs import Difference
 else:
@@ -71,6 +71,6 @@ else:
             "geutil.capabilities.scan": ("powers",),
             "geutil.select.networks.outputs": ("Difference",),
             "sources.tflite_files": ("tflite_kinds",),
-            "strip.strip_report": ("StripReport", "Stripped"),
+            "strip_report": ("StripReport", "Stripped"),
         },
     )

@@ -16,8 +16,8 @@ import tensorflow as tf
 from geutil.errors import ModelError, Words
 from geutil.graph import op_types, resource_variables
 from geutil.graph.types import Operation, Tensor, type_name
+from geutil.lazy import Shown
 from geutil.model.core import EditableModel
-from geutil.notebook_display import Shown
 from geutil.select.networks.data import batches
 from geutil.select.networks.outputs import Difference, Motion, Tally, rows_of
 

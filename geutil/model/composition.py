@@ -13,7 +13,7 @@ from geutil.errors import ModelError, Words
 from geutil.graph.functions import merge_libraries
 from geutil.graph.types import IdentitySet, Tensor, dereference, type_name
 from geutil.graph.walks import node_name
-from geutil.model import ends, programs
+from geutil.model import model_ends, programs
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import ModelProgram
 
@@ -41,11 +41,11 @@ def splice(
     """Return both models as one; see `Model.splice`."""
     _check_model(model, other)
     links = [
-        JoinedTensor(ends.tensor_of(model, mine), _end(other, "output", theirs))
+        JoinedTensor(model_ends.tensor_of(model, mine), _end(other, "output", theirs))
         for mine, theirs in _pairs(replaced)
     ]
     feed_links = [
-        JoinedTensor(_end(other, "input", theirs), ends.tensor_of(model, mine))
+        JoinedTensor(_end(other, "input", theirs), model_ends.tensor_of(model, mine))
         for theirs, mine in _pairs(feeds)
     ]
     if not links and not feed_links:
@@ -149,7 +149,7 @@ def append(
     _check_model(model, other)
     if inputs is None:
         inputs = _by_name(other.inputs, model.outputs, "output each input reads")
-    read = [ends.tensor_of(model, item) for item in inputs.values()]
+    read = [model_ends.tensor_of(model, item) for item in inputs.values()]
     dropped = [
         name for name, t in model.outputs.items() if any(t is other for other in read)
     ]
@@ -199,7 +199,7 @@ def _end(model: EditableModel, kind: str, item: Any) -> Tensor:
     ends: Mapping[str, Tensor] = model.inputs if kind == "input" else model.outputs
     if isinstance(item, str) and item in ends:
         return ends[item]
-    for t in ends.values():
+    for t in model_ends.values():
         if t is item:
             return t
     name = item if isinstance(item, str) else getattr(item, "name", item)

@@ -16,13 +16,13 @@ from geutil.errors import ModelError
 from geutil.graph import functions, keras_calls, strategy_variables, training_flags
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor, type_name
+from geutil.lazy import Shown
 from geutil.model import shared_state, to_graph
 from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState, check_initialized
 from geutil.model.sources.objects import Source, program_of_graph
-from geutil.model.strip.strip_report import StripReport
+from geutil.model.strip_report import StripReport
 from geutil.model.to_graph import GraphParts, make_sink, materialize
-from geutil.notebook_display import Shown
 from geutil.select.networks.data import batches, joined, one_batch
 from geutil.select.walks import get_backward_walk_ops
 

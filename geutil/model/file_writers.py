@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError, Words
-from geutil.formats import refusal
+from geutil.formats import refusal, written_atomically
 from geutil.graph import op_types, protos, training_flags
 from geutil.graph.walks import node_name, short_name, tensor_name
 from geutil.model import frozen_variables, programs
@@ -22,7 +22,6 @@ from geutil.model.core import EditableModel
 from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState
 from geutil.model.sources.graph_defs import named_ends
-from geutil.writing import written_atomically
 
 _SAID = re.compile(r"(?:error: |^(?=[A-Z][A-Za-z ]* ops: ))(.*)", re.M)
 

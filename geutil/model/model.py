@@ -16,17 +16,17 @@ from geutil.model import (
     comparison,
     composition,
     constants,
-    ends,
     file_writers,
     frozen_variables,
     function_edits,
+    model_ends,
+    training_parts,
     unrolled_loops,
 )
 from geutil.model.batch_size import size_change
 from geutil.model.comparison import Comparison
 from geutil.model.composition import Links
 from geutil.model.core import EditableModel, ModelFunction, Signatures
-from geutil.model.ends import Selection
 from geutil.model.function_edits import Value, sync, sync_below
 from geutil.model.function_library import (
     BodyOutputs,
@@ -35,9 +35,9 @@ from geutil.model.function_library import (
     FunctionLibrary,
     Functions,
 )
+from geutil.model.model_ends import Selection
 from geutil.model.shared_state import SharedState, check_copies, restore
 from geutil.model.sources.objects import Source
-from geutil.model.strip import training_parts
 from geutil.model.to_graph import GraphParts
 from geutil.select.names import Layer, layers_of
 
@@ -502,7 +502,7 @@ class Model(EditableModel):
             >>> m.cut(inputs={"h": "hidden"}).run(h=[1.0])
             {'y': array([2.], dtype=float32)}
         """
-        return ends.cut(self, inputs, outputs, signature)
+        return model_ends.cut(self, inputs, outputs, signature)
 
     def splice(
         self,
@@ -720,7 +720,7 @@ class Model(EditableModel):
             >>> model.open(f).rename({"x": "images"}, {"y": "scores"}, "predict")
             Model('predict', ['images'] -> ['scores'], 3 ops)
         """
-        return ends.rename(self, inputs or {}, outputs or {}, signature)
+        return model_ends.rename(self, inputs or {}, outputs or {}, signature)
 
     def strip_training(
         self,
@@ -896,7 +896,7 @@ class Model(EditableModel):
             >>> m.replace_op("activation", lambda x: x * x).run(x=[-1.0, 9.0])
             {'y': array([ 1., 81.], dtype=float32)}
         """
-        return ends.replace_op(self, ops, replacement)
+        return model_ends.replace_op(self, ops, replacement)
 
     def set_batch_size(
         self,

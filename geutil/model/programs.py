@@ -14,10 +14,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph.call_graph import on_cycles
 from geutil.graph.keras_calls import LayerCall
 from geutil.graph.types import Graph
-from geutil.graph.walks import closure, data_inputs, node_name, short_name, tensor_name
+from geutil.graph.walks import (
+    closure,
+    data_inputs,
+    node_name,
+    short_name,
+    tensor_name,
+    topological_order,
+)
 
 
 def const_node(name: str, value: Any) -> Any:
@@ -136,28 +142,16 @@ def nodes_ahead(
 
 def cycle_of(graph_def: Any) -> list[str] | None:
     """Return the nodes on a cycle by name, first and last the same, if there is one."""
-    # The back edges of loops, from NextIteration to Merge, do not count.
     nodes = nodes_by_name(graph_def)
-    needs = {
-        name: [
-            source
-            for source in map(node_name, node.input)
-            if "NextIteration" not in nodes[source].op
-        ]
-        for name, node in nodes.items()
-    }
-    cyclic = on_cycles(needs)
-    if not cyclic:
-        return None
-    # Each of them needs another one: going back comes round to where it was.
-    path = [next(name for name in nodes if name in cyclic)]
-    place = {path[0]: 0}
-    while True:
-        name = next(source for source in needs[path[-1]] if source in cyclic)
-        if name in place:
-            return [name, *reversed(path[place[name] + 1 :]), name]
-        place[name] = len(path)
-        path.append(name)
+
+    def needs(name: str) -> list[str]:
+        # The back edges of loops, from NextIteration to Merge, do not count.
+        sources = map(node_name, nodes[name].input)
+        return [source for source in sources if "NextIteration" not in nodes[source].op]
+
+    cycles: list[list[str]] = []
+    topological_order(nodes, needs, cycles.append)
+    return [cycles[0][0], *reversed(cycles[0])] if cycles else None
 
 
 def subgraph(graph_def: Any, nodes: Iterable[Any]) -> Any:

@@ -7,8 +7,13 @@ the caller's; `geutil.memory` simulates any placed step.
 """
 
 from geutil.pipeline.micro_batches import PipelinedStep, pipelined
-from geutil.pipeline.partitions import Partition, PartitionStage, partition
-from geutil.pipeline.placements import Placement, place
+from geutil.pipeline.partitions import (
+    Partition,
+    PartitionStage,
+    Placement,
+    partition,
+    place,
+)
 
 __all__ = [
     "Partition",

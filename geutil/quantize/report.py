@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from geutil.graph.types import Tensor, require_tensor
-from geutil.notebook_display import Shown
+from geutil.lazy import Shown
 from geutil.quantize.planning.network import quantized_value
 from geutil.quantize.spec import Format
 from geutil.select.names import with_layer

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import ReportError
+from geutil.formats import check_free, written_atomically
 from geutil.version import __version__
-from geutil.writing import check_free, written_atomically
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from geutil.errors import ArgumentTypeError
 from geutil.graph.types import IdentityMap, Operation, Tensor, type_name
-from geutil.notebook_display import Shown
+from geutil.lazy import Shown
 from geutil.rewrite.compiling import compile_pattern
 from geutil.rewrite.matching import Match
 from geutil.rewrite.patterns import Pattern

@@ -11,7 +11,7 @@ from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.graph import types
 from geutil.graph.adjacency import consumers
 from geutil.graph.types import Element, Graph, Operation, Tensor
-from geutil.notebook_display import Shown
+from geutil.lazy import Shown
 from geutil.select import boundary, conversions, walks
 from geutil.select.conversions import ListView
 

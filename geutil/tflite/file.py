@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from geutil import lazy
+from geutil.formats import written_atomically
 from geutil.tflite import (
     cutting,
     edit,
@@ -30,7 +31,6 @@ from geutil.tflite.arguments import checked
 from geutil.tflite.parts import Contents
 from geutil.tflite.reader import read_into
 from geutil.tflite.writing import Writer
-from geutil.writing import written_atomically
 
 
 class LiteFile(Contents):

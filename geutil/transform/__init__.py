@@ -40,13 +40,20 @@ __all__ = [
 ]
 
 if typing.TYPE_CHECKING:
-    from geutil.pipeline.partitions import Partition, PartitionStage, partition
-    from geutil.pipeline.placements import Placement, place
+    from geutil.pipeline.partitions import (
+        Partition,
+        PartitionStage,
+        Placement,
+        partition,
+        place,
+    )
 else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
         {
-            "geutil.pipeline.partitions": ("Partition", "PartitionStage", "partition"),
-            "geutil.pipeline.placements": ("Placement", "place"),
+            "geutil.pipeline.partitions": (
+                *("Partition", "PartitionStage", "partition"),
+                *("Placement", "place"),
+            ),
         },
     )

@@ -6,8 +6,7 @@ import tensorflow as tf
 from tensorflow.python.framework import func_graph
 
 import geutil as ge
-from geutil.batchnorm import fold_batch_norms
-from geutil.batchnorm.fold import Places
+from geutil.batchnorm import FoldReport, fold_batch_norms
 from geutil.errors import ArgumentTypeError, FoldError, SelectionError
 from tests.batchnorm.checking import needed
 from tests.settings import default_graph, edges, evaluate, in_each_setting, needs_eager
@@ -318,10 +317,13 @@ def test_a_failure_puts_the_results_back(monkeypatch):
     graph = func_graph_of(body)
     before, old = edges(graph), list(graph.outputs)
 
-    def fail(self, edited):
+    def fail(self, *entries):
+        # The report of a graph is made when its batch norms are folded.
+        now = edges(graph)
+        assert {name: now[name] for name in before} != before
         raise RuntimeError("later")
 
-    monkeypatch.setattr(Places, "write_back", fail)
+    monkeypatch.setattr(FoldReport, "__init__", fail)
     with pytest.raises(RuntimeError, match="later"):
         fold_batch_norms(graph)
     assert all(a is b for a, b in zip(graph.outputs, old, strict=True))

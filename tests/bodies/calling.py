@@ -4,7 +4,7 @@ import networkx as nx
 import numpy as np
 import tensorflow as tf
 
-from geutil.bodies.inlining import Inlined, inline_calls
+from geutil.bodies import Inlined, inline_calls
 
 
 def run(graph_def, steps, feed=None):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 from tensorflow.python.framework import function
 
-from geutil.bodies.inlining import Kept, inline_calls
+from geutil.bodies import Kept, inline_calls
 from tests.bodies.calling import calls_left, node_names, nodes, same, unordered
 
 

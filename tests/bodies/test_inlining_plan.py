@@ -2,7 +2,7 @@
 
 import tensorflow as tf
 
-from geutil.bodies.inlining import inline_calls
+from geutil.bodies import inline_calls
 from geutil.bodies.inlining_plan import call_scope, is_automatic, readable
 from tests.bodies.calling import node_names
 from tests.bodies.test_inlining import concrete, placeholder, raw_call

@@ -1,15 +1,19 @@
 """Function bodies as plain nodes, against TensorFlow's own conversion."""
 
+import random
 import re
+from collections import Counter
 
 import pytest
 import tensorflow as tf
 from google.protobuf import text_format
+from google.protobuf.message import DecodeError
 from tensorflow.core.framework import function_pb2
 from tensorflow.python.framework import function_def_to_graph
 
-from geutil.errors import TransformError
+from geutil.errors import GeutilError, TransformError
 from geutil.graph.flat_body import flat_body
+from tests.model.mutations import mutate
 
 VECTOR = tf.TensorSpec([4], tf.float32)
 
@@ -238,6 +242,23 @@ def test_damaged_definitions_are_refused():
     assert wrong == {}
     with pytest.raises(TransformError, match=r"'T' of function 'Poly' has no value"):
         flat_body(polymorphic(), {})
+
+
+def test_damaged_bytes_are_read_or_refused(concrete):
+    data = concrete.function_def.SerializeToString()
+    randomly = random.Random(7)
+    counts = Counter()
+    for _ in range(300):
+        try:
+            damaged = function_pb2.FunctionDef.FromString(mutate(data, randomly)[1])
+        except DecodeError:
+            continue
+        try:
+            flat_body(damaged, {})
+            counts["read"] += 1
+        except GeutilError:
+            counts["refused"] += 1
+    assert min(counts["read"], counts["refused"]) > 10
 
 
 def test_control_results_that_the_signature_leaves_out():

@@ -2,7 +2,7 @@
 
 import pytest
 
-from geutil.model.files import hdf5
+from geutil.model.files import keras_files
 from tests.kept import kept
 from tests.model import samples
 
@@ -17,5 +17,5 @@ def models():
 def patience():
     """The process that reads an HDF5 file may start slowly where others run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(hdf5, "_SECONDS", 600)
+        patch.setattr(keras_files, "_SECONDS", 600)
         yield

@@ -306,10 +306,10 @@ def _status(key):
 
 if __name__ == "__main__":
     from geutil.graph import protos  # noqa: F401
-    from geutil.model.files import hdf5
+    from geutil.model.files import keras_files
 
     # Processes start slowly where others run.
-    hdf5._SECONDS = 600
+    keras_files._SECONDS = 600
     # An absurd allocation fails at once, rather than fill the machine.
     limit = _status("VmSize") + _EXTRA_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

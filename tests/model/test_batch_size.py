@@ -390,6 +390,7 @@ SILENT = {
     "dead": dying(lambda x: tf.nn.relu(x @ W - 9.0)),
     "multiplied by zeros": dying(lambda x: (x + W[0]) * tf.zeros([6])),
     "far threshold": lambda x: tf.reshape(tf.maximum(x, 500.0), [1, 6]),
+    "band": lambda x: tf.reshape(tf.cast((x > 4.0) & (x < 9.0), tf.int32), [1, 6]),
 }
 
 

@@ -1,5 +1,6 @@
 """Comparing models: the numbers are numpy's own."""
 
+import functools
 import math
 import re
 from functools import partial
@@ -12,8 +13,6 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from geutil import model
-from geutil.model.comparison import bounds_of_indices, random_inputs
-from geutil.select.networks.outputs import difference
 from tests.model.refusal_tables import not_refused
 from tests.thorough import examples
 
@@ -148,15 +147,6 @@ def test_the_inputs_are_the_same_each_time_and_unknown_batches_follow_known_ones
         assert m.compare(m).differences["y"].mismatch is None
 
 
-def tensors(**specs):
-    graph = tf.Graph()
-    with graph.as_default():
-        return {
-            name: tf.compat.v1.placeholder(dtype, shape, name)
-            for name, (dtype, shape) in specs.items()
-        }
-
-
 @pytest.mark.parametrize(
     ("dtype", "shape", "size"),
     [
@@ -172,13 +162,27 @@ def tensors(**specs):
         (tf.float32, None, (3,)),
     ],
 )
-def test_random_inputs(dtype, shape, size):
-    inputs = tensors(x=(dtype, shape))
-    x = random_inputs(inputs, np.random.default_rng(0))["x"]
+def test_random_inputs(dtype, shape, size, monkeypatch):
+    m = opened(lambda x: {"y": tf.identity(x)}, tf.TensorSpec(shape, dtype, name="x"))
+    ((x,),) = (sample.values() for sample in drawn(m, 1, monkeypatch))
     assert np.shape(x) == size
     assert tf.convert_to_tensor(x, dtype).dtype == dtype
     if dtype == tf.int64:
         assert np.unique(x).tolist() == [0, 1]
+
+
+def drawn(m, samples, monkeypatch):
+    """Return the inputs that a model is run on when it is compared with itself."""
+    run, found = model.Model.run, []
+
+    def noted(self, **inputs):
+        found.append(inputs)
+        return run(self, **inputs)
+
+    monkeypatch.setattr(model.Model, "run", noted)
+    assert m.compare(m, samples=samples)
+    # The other one, and then this one, are run on the same.
+    return found[::2]
 
 
 TABLE = tf.Variable(np.arange(6.0).reshape(3, 2))
@@ -220,7 +224,7 @@ INDEXED = {
 }
 
 
-def test_numbers_that_index_something_stay_below_its_length():
+def test_numbers_that_index_something_stay_below_its_length(monkeypatch):
     rows = list(INDEXED.values())
     specs = [
         tf.TensorSpec([3, 4], dtype, name=f"x{i}")
@@ -235,21 +239,33 @@ def test_numbers_that_index_something_stay_below_its_length():
         return {f"y{i}": y for i, y in enumerate(flat)}
 
     m = model.open(tf.function(function, specs, autograph=False))
-    bounds = bounds_of_indices(m.inputs)
-    assert bounds == {f"x{i}": bound for i, (*_, bound) in enumerate(rows)}
-    drawn = [
-        random_inputs(m.inputs, np.random.default_rng(i), None, bounds)
-        for i in range(20)
-    ]
-    for name, bound in bounds.items():
-        found = np.floor([values[name] for values in drawn])
-        assert set(found.ravel()) == set(range(bound)), name
-    m.compare(m.freeze())
+    samples = drawn(m, 20, monkeypatch)
+    for i, (*_, bound) in enumerate(rows):
+        found = np.floor([sample[f"x{i}"] for sample in samples])
+        assert set(found.ravel()) == set(range(bound)), i
+    assert np.unique([sample["free"] for sample in samples]).tolist() == [0, 1]
 
 
 def test_no_random_values():
+    m = opened(
+        lambda x: {"y": tf.quantization.dequantize(x, 0.0, 1.0, tf.qint8)},
+        tf.TensorSpec([2], tf.qint8, "x"),
+    )
     with pytest.raises(model.ModelError, match="of dtype qint8"):
-        random_inputs(tensors(x=(tf.qint8, [2])), np.random.default_rng(0))
+        m.compare(m)
+
+
+@functools.cache
+def chosen(dtype, index):
+    """Return a model that returns one of its two inputs."""
+    specs = (tf.TensorSpec(None, dtype, name=name) for name in "ab")
+    return opened(lambda *inputs: {"y": tf.identity(inputs[index])}, *specs)
+
+
+def apart(a, b, rtol, atol):
+    """Return the difference of two arrays that two models return."""
+    one, other = (chosen(tf.as_dtype(a.dtype), index) for index in (0, 1))
+    return one.compare(other, {"a": a, "b": b}, rtol=rtol, atol=atol).differences["y"]
 
 
 NUMBERS = st.floats(-1e6, 1e6, width=32)
@@ -264,7 +280,7 @@ def test_numpy_says_the_same(data, rtol, atol):
     a, b = (
         data.draw(arrays.arrays(np.float32, shape, elements=elements)) for _ in range(2)
     )
-    found = difference("y", a, b, sample=0, rtol=rtol, atol=atol)
+    found = apart(a, b, rtol, atol)
     x, y = a.astype(np.float64), b.astype(np.float64)
     assert found.equal == np.allclose(x, y, rtol, atol, equal_nan=True)
     finite = np.isfinite(x) & np.isfinite(y)
@@ -291,5 +307,5 @@ def test_numpy_says_the_same(data, rtol, atol):
     ],
 )
 def test_special_values(a, b, absolute, equal):
-    found = difference("y", np.array(a), np.array(b), sample=0, rtol=1e-5, atol=1e-6)
+    found = apart(np.array(a), np.array(b), 1e-5, 1e-6)
     assert (found.absolute, found.equal) == (absolute, equal)

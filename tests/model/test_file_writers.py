@@ -11,8 +11,8 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
+from geutil.formats import written_atomically
 from geutil.model import ModelError
-from geutil.writing import written_atomically
 from tests.model import small_models
 from tests.processes import run_python
 
@@ -321,7 +321,7 @@ def write_directory(new, text):
 
 
 def test_without_a_swap_two_renames_do(tmp_path, monkeypatch):
-    monkeypatch.setattr("geutil.writing._exchanged", lambda *_: False)
+    monkeypatch.setattr("geutil.formats._exchanged", lambda *_: False)
     path = tmp_path / "out"
     write_directory(path, "old")
     with written_atomically(path, overwrite=True) as new:
@@ -340,7 +340,7 @@ def test_without_a_swap_two_renames_do(tmp_path, monkeypatch):
 
 KILLED = """
 import os, pathlib, signal
-from geutil.writing import written_atomically
+from geutil.formats import written_atomically
 path = pathlib.Path({!r})
 with written_atomically(path, overwrite=True) as new:
     new.mkdir()

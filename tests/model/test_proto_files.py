@@ -6,16 +6,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from google.protobuf import text_format
+from tensorflow.core.protobuf.meta_graph_pb2 import MetaGraphDef
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
-import geutil as ge
+from geutil import model
 from geutil.errors import ModelError
-from geutil.graph.protos import MetaGraphDef, SavedModel
-from geutil.model.files.proto_files import (
-    read_graph_def,
-    read_saved_model,
-    select_meta_graph,
-)
-from geutil.model.sources.saved_model_folders import load_saved_model
 from tests.model.samples import frozen_graph_def
 
 
@@ -27,17 +22,22 @@ def graph_def():
 def test_a_graph_def_is_read_in_both_forms(tmp_path, graph_def):
     (tmp_path / "a.pb").write_bytes(graph_def.SerializeToString())
     (tmp_path / "a.pbtxt").write_text(text_format.MessageToString(graph_def))
-    assert read_graph_def(tmp_path / "a.pb") == graph_def
-    assert read_graph_def(str(tmp_path / "a.pbtxt")) == graph_def
+    expected = model.open(graph_def).graph.as_graph_def()
+    assert model.open(tmp_path / "a.pb").graph.as_graph_def() == expected
+    assert model.open(str(tmp_path / "a.pbtxt")).graph.as_graph_def() == expected
 
 
 def test_a_saved_model_is_read_in_both_forms(tmp_path, models):
-    saved_model = read_saved_model(models / "lookup")
-    data = (models / "lookup" / "saved_model.pb").read_bytes()
-    assert saved_model == SavedModel.FromString(data)
-    text = text_format.MessageToString(saved_model)
-    (tmp_path / "saved_model.pbtxt").write_text(text)
-    assert read_saved_model(tmp_path) == saved_model
+    copy = shutil.copytree(models / "lookup", tmp_path / "lookup")
+    data = (copy / "saved_model.pb").read_bytes()
+    (copy / "saved_model.pb").unlink()
+    text = text_format.MessageToString(SavedModel.FromString(data))
+    (copy / "saved_model.pbtxt").write_text(text)
+    one, other = (
+        model.open(folder, signature="project") for folder in (models / "lookup", copy)
+    )
+    assert one.graph.as_graph_def() == other.graph.as_graph_def()
+    assert one.compare(other)
 
 
 def meta_graph(graph_def, *tags):
@@ -77,6 +77,11 @@ WRONG_GRAPH_DEFS = {
         "a.pb",
         "a MetaGraphDef, no GraphDef: import it with",
     ),
+    "MetaGraph with its graph at the end": (
+        lambda g: binary(meta_graph(None, "serve")) * 20 + binary(meta_graph(g)),
+        "a.pb",
+        "a MetaGraphDef, no GraphDef: import it with",
+    ),
     "text": (text, "a.pb", "GraphDef in text form: name it .pbtxt"),
     "MetaGraph text": (
         lambda g: text(meta_graph(g)),
@@ -87,7 +92,6 @@ WRONG_GRAPH_DEFS = {
     "no proto": (lambda g: b"hello: there", "a.pbtxt", "no GraphDef in text form"),
     "zip": (lambda g: b"PK\x03\x04abcdef", "a.pb", "zip archive"),
     "HDF5": (lambda g: b"\x89HDF\r\n", "a.pb", "HDF5"),
-    "TFLite": (lambda g: b"\x1c\0\0\0TFL3....", "a.pb", "TensorFlow Lite"),
     "gzip": (lambda g: gzip.compress(binary(g)), "a.pb", "gzip"),
 }
 
@@ -97,30 +101,29 @@ def test_what_is_no_graph_def_is_named(tmp_path, graph_def):
         file = tmp_path / name
         file.write_bytes(make(graph_def))
         with pytest.raises(ModelError, match=message) as caught:
-            read_graph_def(file)
+            model.open(file)
         assert str(file) in str(caught.value), case
 
 
 def test_paths_that_hold_no_graph_def(tmp_path):
     with pytest.raises(ModelError, match="does not exist"):
-        read_graph_def(tmp_path / "missing.pb")
-    with pytest.raises(ModelError, match="is a directory"):
-        read_graph_def(tmp_path)
+        model.open(tmp_path / "missing.pb")
+    (tmp_path / "a.pb").mkdir()
+    with pytest.raises(ModelError, match="holds nothing"):
+        model.open(tmp_path / "a.pb")
 
 
 def test_paths_that_hold_no_saved_model(tmp_path):
     with pytest.raises(ModelError, match="does not exist"):
-        read_saved_model(tmp_path / "missing")
+        model.open(tmp_path / "missing")
     with pytest.raises(ModelError, match="it holds nothing"):
-        read_saved_model(tmp_path)
+        model.open(tmp_path)
     (tmp_path / "model.h5").write_bytes(b"x")
     with pytest.raises(ModelError, match=r"holds no saved_model\.pb.*model\.h5"):
-        read_saved_model(tmp_path)
-    with pytest.raises(ModelError, match="is a file; a SavedModel is a directory"):
-        read_saved_model(tmp_path / "model.h5")
+        model.open(tmp_path)
     (tmp_path / "saved_model.cpb").write_bytes(b"x")
     with pytest.raises(ModelError, match="in chunks"):
-        read_saved_model(tmp_path)
+        model.open(tmp_path)
 
 
 WRONG_SAVED_MODELS = {
@@ -129,6 +132,7 @@ WRONG_SAVED_MODELS = {
     "truncated": (lambda g: binary(saved_model(["serve"]))[:-2], "truncated"),
     "GraphDef": (binary, "holds a GraphDef, no SavedModel: read it with"),
     "MetaGraph": (lambda g: binary(meta_graph(g)), "a MetaGraphDef, no SavedModel"),
+    "TFLite": (lambda g: b"\x1c\0\0\0TFL3....", "TensorFlow Lite"),
 }
 
 
@@ -136,10 +140,14 @@ def test_what_is_no_saved_model_is_named(tmp_path, graph_def):
     for make, message in WRONG_SAVED_MODELS.values():
         (tmp_path / "saved_model.pb").write_bytes(make(graph_def))
         with pytest.raises(ModelError, match=message):
-            read_saved_model(tmp_path)
+            model.open(tmp_path)
 
 
-def test_select_meta_graph():
+def write(folder, *tag_lists):
+    (folder / "saved_model.pb").write_bytes(binary(saved_model(*tag_lists)))
+
+
+def test_a_meta_graph_is_selected_by_its_tags(tmp_path):
     for tag_lists, tags, chosen in (
         ([["serve"], ["train"]], None, 0),
         ([["train"], ["serve", "tpu"], ["serve"]], None, 2),
@@ -150,19 +158,20 @@ def test_select_meta_graph():
         ([["serve"], ["train"]], "train", 1),
         ([["serve"], []], [], 1),
     ):
-        proto = saved_model(*tag_lists)
-        found = select_meta_graph(proto, tags)
-        assert found is proto.meta_graphs[chosen], (tag_lists, tags)
+        write(tmp_path, *tag_lists)
+        found = model.inspect(tmp_path, tags=tags)
+        assert list(found.tags) == tag_lists[chosen], (tag_lists, tags)
 
 
-def test_select_meta_graph_lists_the_known_tags():
+def test_tags_of_no_meta_graph_are_refused_with_the_known_ones(tmp_path):
     for tag_lists, tags, message in (
         ([["serve"]], ["train"], r"no MetaGraph with the tags \['train'\].*'serve'"),
         ([["serve", "tpu"]], ["serve"], r"\['serve', 'tpu'\]"),
         ([["a"], ["b"]], None, r"several MetaGraphs.*\['a'\], \['b'\]"),
     ):
+        write(tmp_path, *tag_lists)
         with pytest.raises(ModelError, match=message):
-            select_meta_graph(saved_model(*tag_lists), tags)
+            model.inspect(tmp_path, tags=tags)
 
 
 # -- loading: what was saved, damaged and not ------------------------------------------
@@ -178,12 +187,14 @@ def copy(models, tmp_path):
 
 def test_a_saved_model_computes_what_it_was_saved_with(models):
     with pytest.raises(ModelError, match=r"\['train'\]; it holds \['serve'\]"):
-        load_saved_model(models / "lookup", ["train"])
-    loaded = load_saved_model(models / "lookup", ["serve"])
+        model.open(models / "lookup", tags=["train"], signature="project")
+    opened = model.open(models / "lookup", tags=["serve"], signature="project")
     x = np.arange(8, dtype=np.float32).reshape(2, 4)
-    (y,) = loaded.signatures["project"](tf.constant(x)).values()
+    (y,) = opened.run(**dict.fromkeys(opened.inputs, x)).values()
     np.testing.assert_array_equal(y, x @ np.eye(4, 3) + [1, 2, 3])
-    (rows,) = loaded.signatures["look_up"](tf.constant(["dog", "cat"])).values()
+    look_up = opened.signatures["look_up"]
+    words = tf.constant(["dog", "cat"])
+    (rows,) = look_up.run(**dict.fromkeys(look_up.inputs, words)).values()
     np.testing.assert_array_equal(rows, np.eye(4, 3)[[1, 0]])
 
 
@@ -233,7 +244,7 @@ def test_damage_to_the_files_is_refused(copy, case):
     damage, message = DAMAGE[case]
     damage(copy)
     with pytest.raises(ModelError, match=message) as caught:
-        load_saved_model(copy)
+        model.open(copy, signature="project")
     # An error of TensorFlow is the cause.
     cause = caught.value.__cause__
     assert cause is not None or "cannot be loaded" not in message
@@ -245,7 +256,7 @@ def test_a_graph_that_cannot_be_imported_is_refused_before_loading(copy):
     file = copy / "saved_model.pb"
     file.write_bytes(file.read_bytes().replace(b"MatMul", b"MatMil"))
     with pytest.raises(ModelError, match=r"'serve': function .*\(MatMil\)"):
-        load_saved_model(copy)
+        model.open(copy, signature="project")
 
 
 def test_what_the_importer_refuses_is_refused(tmp_path):
@@ -260,5 +271,5 @@ def test_what_the_importer_refuses_is_refused(tmp_path):
         """
     )
     with pytest.raises(ModelError, match=r"TensorFlow refuses .*rank 2") as caught:
-        ge.model.open(file)
+        model.open(file)
     assert isinstance(caught.value.__cause__, ValueError)

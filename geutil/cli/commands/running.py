@@ -87,8 +87,8 @@ def _check_keras(path: Path, output: Path, form: ModelFormat | None) -> None:
 
 def _write_keras(path: Path, output: Path) -> None:
     """Write a file of Keras as a .keras file, by Keras itself."""
+    from geutil.formats import written_atomically
     from geutil.model.sources.objects import load_keras_file
-    from geutil.writing import written_atomically
 
     with (
         working(f"writing {output.name}"),

@@ -14,7 +14,13 @@ from geutil.graph.creation import new_graph
 from geutil.graph.flat_body import flat_body
 from geutil.graph.op_types import NEXT_ITERATIONS
 from geutil.graph.types import Tensor
-from geutil.graph.walks import data_inputs, node_name, tensor_name, walk_by_identity
+from geutil.graph.walks import (
+    data_inputs,
+    node_name,
+    tensor_name,
+    topological_order,
+    walk_by_identity,
+)
 from geutil.model.programs import fresh_name
 
 
@@ -70,21 +76,14 @@ def _ordered(
 ) -> tuple[ScopeNode, ...]:
     """Return entries with producers first, else in the order given."""
     index = {node.name: i for i, node in enumerate(nodes)}
-    waits = [0] * len(nodes)
-    readers: list[list[int]] = [[] for _ in nodes]
-    for i, names in enumerate(inputs):
-        for name in names:
-            producer = index.get(node_name(name))
-            if producer is not None and nodes[producer].op not in NEXT_ITERATIONS:
-                waits[i] += 1
-                readers[producer].append(i)
-    ready = [i for i, count in enumerate(waits) if not count]
-    for i in ready:
-        for reader in readers[i]:
-            waits[reader] -= 1
-            if not waits[reader]:
-                ready.append(reader)
-    return tuple(_entry(nodes[i], inputs[i]) for i in ready)
+
+    def producers(i: int) -> list[int]:
+        places = (index.get(node_name(name)) for name in inputs[i])
+        known = (place for place in places if place is not None)
+        return [place for place in known if nodes[place].op not in NEXT_ITERATIONS]
+
+    order = topological_order(range(len(nodes)), producers)
+    return tuple(_entry(nodes[i], inputs[i]) for i in order)
 
 
 def _entry(node: Any, inputs: Sequence[str]) -> ScopeNode:

@@ -44,14 +44,13 @@ def fixed_graph_def(graph_def: Any, plan: BatchPlan, new: int | None) -> Any:
     result.CopyFrom(graph_def)
     bodies = {f.signature.name: f for f in graph_def.library.function}
     writer = NodeWriter(result.node, function=False, new=new)
-    waiting = _apply(plan, result.node, writer)
-    while waiting:
-        edit, node = waiting.pop()
+    calls = _apply(plan, result.node, writer)
+    for edit, node in calls:
         function = result.library.function.add()
         function.CopyFrom(bodies[edit.function])
         function.signature.name = f"{edit.function}_batch_{next(_numbers)}"
         _call(node, edit, function.signature.name)
-        waiting += _apply_to_function(function, edit.plan, new)
+        calls += _apply_to_function(function, edit.plan, new)
     return result
 
 

@@ -25,12 +25,6 @@ from geutil.model.files.inspection import (
 from geutil.model.files.proto_files import PathLike
 from geutil.model.files.wire import GRAPH_DEF, SAVED_MODEL, Buffer, Span, message_class
 
-# Numbers of fields in the messages of graph.proto, meta_graph.proto and
-# saved_model.proto.
-_NODE, _LIBRARY = 1, 2
-_GRAPH = 2
-_META_GRAPHS = 2
-_OBJECTS = 7
 _CONSTANT = "Const"
 _WRAPPER = 8
 """Ops that a function has at most which calls another one for a signature."""
@@ -87,7 +81,7 @@ def _told(file: Path, function: Any, *arguments: Any) -> Any:
 def _with_saved_model(
     partial_inspection: Inspection, buffer: Buffer, tags: Iterable[str] | None
 ) -> Inspection:
-    places = wire.spans(buffer, (0, len(buffer)), _META_GRAPHS)
+    places = wire.spans(buffer, (0, len(buffer)), "SavedModel.meta_graphs")
     meta_graph_class = message_class("MetaGraphDef")
     slim = message_class("SavedModel")()
     for place in places:
@@ -112,7 +106,7 @@ def _with_saved_model(
         assets=tuple(asset.filename for asset in chosen.asset_file_def),
         variables=_variables(partial_inspection.path, buffer, place),
     )
-    for graph in wire.spans(buffer, place, _GRAPH):
+    for graph in wire.spans(buffer, place, "MetaGraphDef.graph_def"):
         calls = _CountedCalls()
         partial_inspection = _with_graph(partial_inspection, buffer, graph, calls)
         aliases = _aliases(signatures, calls)
@@ -194,8 +188,8 @@ def _with_graph(
     ops, constants = _count(wire.elements(buffer, graph, graph_class, "node"), known)
     function_ops: Counter[str] = Counter()
     functions = []
-    for library in wire.spans(buffer, graph, _LIBRARY):
-        for place in wire.spans(buffer, library, _NODE):
+    for library in wire.spans(buffer, graph, "GraphDef.library"):
+        for place in wire.spans(buffer, library, "FunctionDefLibrary.function"):
             head = wire.message(buffer, place, function_class, 1, 4)
             signature = head.signature
             nodes = wire.elements(buffer, place, function_class, "node_def")
@@ -280,7 +274,7 @@ def _variables(folder: Path, buffer: Buffer, place: Span) -> tuple[VariableInfo,
             _tensor_info(variable.dtype, variable.shape),
             variable.trainable,
         )
-        for objects in wire.spans(buffer, place, _OBJECTS)
+        for objects in wire.spans(buffer, place, "MetaGraphDef.object_graph_def")
         for node, _ in wire.elements(buffer, objects, graph_class, "nodes")
         if node.HasField("variable")
         for variable in (node.variable,)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from geutil.notebook_display import Shown
+from geutil.lazy import Shown
 from geutil.sizes import size_text
 
 # Entries of each list of a printed inspection; the rest is counted.

@@ -196,7 +196,7 @@ PathLike: TypeAlias = str | os.PathLike[str]
 SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
 _CHUNKED_FILE = "saved_model.cpb"
 _REMEDIES = {
-    GRAPH_DEF: "read it with geutil.model.files.proto_files.read_graph_def",
+    GRAPH_DEF: "read it with geutil.model.open, as a file of its own",
     META_GRAPH: "import it with tf.compat.v1.train.import_meta_graph and pass the "
     "graph, or write its graph_def to a file of its own",
     SAVED_MODEL: "pass the directory that holds it, with the variables beside it",

@@ -31,40 +31,14 @@ def check_cycles(nodes: Sequence[Any], producers: Sequence[Sequence[int]]) -> No
     merges = {i for i, node in enumerate(nodes) if node.op in MERGES}
     closing = NEXT_ITERATIONS if merges else frozenset()
     ahead = {i for i, node in enumerate(nodes) if node.op in closing}
-    consumers: list[list[int]] = [[] for _ in nodes]
-    waiting = [0] * len(nodes)
-    for i, read in enumerate(producers):
-        for p in read:
-            if not (i in merges and p in ahead):
-                consumers[p].append(i)
-                waiting[i] += 1
-    ready = [i for i, count in enumerate(waiting) if not count]
-    for i in ready:
-        for consumer in consumers[i]:
-            waiting[consumer] -= 1
-            if not waiting[consumer]:
-                ready.append(consumer)
-    if len(ready) < len(nodes):
-        circle = _circle(producers, waiting, merges, ahead)
-        raise ModelError(_told([nodes[i].name for i in circle], "nodes"))
 
+    def needs(i: int) -> list[int]:
+        return [p for p in producers[i] if not (i in merges and p in ahead)]
 
-def _circle(
-    producers: Sequence[Sequence[int]],
-    waiting: Sequence[int],
-    merges: set[int],
-    ahead: set[int],
-) -> list[int]:
-    """Return one circle among the nodes that wait for ever."""
-    i = next(i for i, count in enumerate(waiting) if count)
-    path: dict[int, None] = {}
-    while i not in path:
-        path[i] = None
-        i = next(
-            p for p in producers[i] if waiting[p] and not (i in merges and p in ahead)
-        )
-    way = list(path)
-    return way[way.index(i) :][::-1]
+    def refuse(cycle: list[int]) -> None:
+        raise ModelError(_told([nodes[i].name for i in reversed(cycle)], "nodes"))
+
+    topological_order(range(len(nodes)), needs, refuse)
 
 
 def check_recursion(functions: Mapping[str, Any]) -> None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import QuantizeError, Words
-from geutil.notebook_display import Shown
+from geutil.formats import check_free, written_atomically
+from geutil.lazy import Shown
 from geutil.quantize.spec import Override, Spec, check_bits
-from geutil.writing import check_free, written_atomically
 
 _SAVING = Words("geutil.quantize.choose_bits(...).save(path)")
 _KIND, _VERSION = "geutil.quantize.BitPlan", 1

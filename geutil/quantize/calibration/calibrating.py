@@ -14,7 +14,7 @@ import tensorflow as tf
 from geutil.data_files import is_unscaled, unscaled
 from geutil.errors import QuantizeError
 from geutil.graph.types import Graph, Tensor, as_model
-from geutil.notebook_display import Shown
+from geutil.lazy import Shown
 from geutil.progress import counted
 from geutil.quantize import partial_copy, range_variables
 from geutil.quantize.calibration.collecting import BEST, FAR, Collection

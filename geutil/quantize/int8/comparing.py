@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError
 from geutil.graph.functions import call_function
-from geutil.notebook_display import Shown
+from geutil.lazy import Shown
 from geutil.quantize.calibration.calibrating import batches
 from geutil.quantize.int8.converting import deployed, float_ops, missed
 from geutil.quantize.int8.layer_noise import LayerNoise, NoiseMeter, layer_lines

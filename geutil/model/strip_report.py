@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
-from geutil.notebook_display import Shown
+from geutil.lazy import Shown
 
 Action: TypeAlias = Literal["removed", "turned", "kept"]
 # Entries of a printed report; the rest is counted.

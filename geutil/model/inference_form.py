@@ -21,7 +21,7 @@ from geutil.graph.call_graph import functions_of_attributes
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import node_name, short_name, tensor_name
 from geutil.model.programs import ModelProgram, nodes_by_name
-from geutil.model.strip.strip_report import StripOptions, Stripped
+from geutil.model.strip_report import StripOptions, Stripped
 from geutil.model.to_graph import (
     GraphParts,
     keep_of,

@@ -13,12 +13,12 @@ from geutil.graph.functions import bindings
 from geutil.graph.op_types import FUSED_NORMS, NORMAL_DRAWS, UNIFORM_DRAWS, is_random
 from geutil.graph.types import Operation, Tensor, as_list, is_in_scope
 from geutil.graph.walks import closure, node_name
+from geutil.model import inference_form, side_effects
 from geutil.model.core import EditableModel, M
+from geutil.model.inference_form import Turned
 from geutil.model.programs import ModelProgram, nodes_behind
-from geutil.model.strip import inference_form, side_effects
-from geutil.model.strip.inference_form import Turned
-from geutil.model.strip.side_effects import DIAGNOSTICS, PASSING, EffectKinds, Known
-from geutil.model.strip.strip_report import StripOptions, Stripped, StripReport
+from geutil.model.side_effects import DIAGNOSTICS, PASSING, EffectKinds, Known
+from geutil.model.strip_report import StripOptions, Stripped, StripReport
 from geutil.model.to_graph import GraphParts, keep_of, materialize, program_of_parts
 from geutil.rewrite import Any as AnyTensor
 from geutil.rewrite import Match, Op, RewriteReport, Rule, rewrite

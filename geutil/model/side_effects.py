@@ -8,16 +8,16 @@ diagnosis alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from geutil.graph.call_graph import Effects, functions_of_attributes
 from geutil.graph.op_types import ENTERS, MERGES, RANDOM_STATE, is_random
-from geutil.graph.walks import data_inputs, node_name
+from geutil.graph.walks import closure, data_inputs, node_name, walk
 from geutil.model import programs
 from geutil.model.programs import ModelProgram
-from geutil.model.strip.strip_report import StripOptions, Stripped
+from geutil.model.strip_report import StripOptions, Stripped
 
 _SWITCHES = frozenset(("RefSwitch", "Switch", "_SwitchN"))
 
@@ -36,7 +36,7 @@ def prune(program: ModelProgram, dropped: Iterable[str], kept: Iterable[str]) ->
     # Nobody needs what is computed from a dropped node; it can only be waited for.
     emptied = programs.nodes_ahead(graph_def, dropped, data_only=True)
     for name in emptied:
-        _as_no_op(nodes[name])
+        as_no_op(nodes[name], nodes)
     effective = programs.nodes_ahead(graph_def, effects)
     awaited = effective | programs.nodes_ahead(graph_def, _of_types(graph_def, ENTERS))
     # A conditional ends at its Merge, whose output is there whichever branch ran.
@@ -59,11 +59,12 @@ def prune(program: ModelProgram, dropped: Iterable[str], kept: Iterable[str]) ->
     )
 
 
-def _as_no_op(node: Any) -> None:
-    """Make a node one that only waits, for all that it waited for or read."""
-    before = list(dict.fromkeys(node_name(text) for text in node.input))
+def as_no_op(node: Any, nodes: Container[str]) -> None:
+    """Make a node one that only waits, for all nodes that it waited for or read."""
+    before = dict.fromkeys(map(node_name, node.input))
     node.CopyFrom(type(node)(name=node.name, op="NoOp", device=node.device))
-    node.input.extend(f"^{name}" for name in before)
+    # Arguments of a function cannot be waited for.
+    node.input.extend(f"^{name}" for name in before if name in nodes)
 
 
 def _of_types(graph_def: Any, types: frozenset[str]) -> list[str]:
@@ -126,25 +127,12 @@ class EffectKinds:
     def __init__(self, functions: Mapping[str, Any]) -> None:
         self._effects = Effects(functions)
         self._functions = functions
-        self._inside: dict[str, dict[Kind, None]] = {name: {} for name in functions}
-        callers: dict[str, list[str]] = {}
+        self._callees: dict[str, dict[str, None]] = {name: {} for name in functions}
+        self._kinds: dict[str, dict[Kind, None]] = {name: {} for name in functions}
         for name, function in functions.items():
             for node in function.node_def:
-                called = self.called(node)
-                for other in called:
-                    callers.setdefault(other, []).append(name)
-                if not called or not self._effects.depends(node):
-                    self._inside[name].update(dict.fromkeys(self._own(node)))
-        # Kinds pass from functions to their callers until no caller gains one; calls
-        # may be recursive.
-        waiting = [name for name, kinds in self._inside.items() if kinds]
-        while waiting:
-            name = waiting.pop()
-            for caller in callers.get(name, ()):
-                kind_count = len(self._inside[caller])
-                self._inside[caller].update(self._inside[name])
-                if len(self._inside[caller]) > kind_count:
-                    waiting.append(caller)
+                self._callees[name] |= dict.fromkeys(self.called(node))
+                self._kinds[name] |= dict.fromkeys(self._by_itself(node))
 
     def called(self, node: Any) -> list[str]:
         """Return the functions that a node may call."""
@@ -153,14 +141,15 @@ class EffectKinds:
 
     def of(self, node: Any) -> tuple[Kind, ...]:
         """Return the kinds of effects of a node; none if it only computes."""
-        called = self.called(node)
-        kinds = dict.fromkeys(k for name in called for k in self._inside[name])
-        if not called or not self._effects.depends(node):
-            # A RemoteCall, or what saves a dataset, does more than its function.
-            kinds.update(dict.fromkeys(self._own(node)))
-        return tuple(kinds)
+        run = closure(self.called(node), self._callees.__getitem__)
+        kinds = dict.fromkeys(kind for name in run for kind in self._kinds[name])
+        return tuple(kinds | dict.fromkeys(self._by_itself(node)))
 
-    def _own(self, node: Any) -> tuple[Kind, ...]:
+    def _by_itself(self, node: Any) -> tuple[Kind, ...]:
+        """Return the kinds of a node besides those of the functions that it calls."""
+        # A RemoteCall, or what saves a dataset, does more than its function.
+        if self.called(node) and self._effects.depends(node):
+            return ()
         if node.op in DIAGNOSTICS:
             return ("diagnostic",)
         if is_write(node):
@@ -286,26 +275,26 @@ class _Decider:
 
     def _need(self, names: Iterable[str]) -> None:
         """Take in the ancestors of nodes; keep writes of variables that they read."""
-        waiting = list(names)
-        while waiting:
-            name = waiting.pop()
-            if name in self._needed:
-                continue
+        more = [name for name in names if name not in self._needed]
+        for name in walk(more, self._behind):
             self._needed.add(name)
             if name in self._dropped:
                 dropped = self._dropped.pop(name)
                 self._keep(name, dropped.kind, "what stays reads what it gives")
-            node = self._nodes[name]
-            before = list(map(node_name, data_inputs(node.input)))
-            if name in self._handles:
-                continue
-            waiting.extend(before)
-            # An assignment only writes; what draws from a generator reads it, too.
-            assigns = is_write(node) and not is_random(node.op)
-            for handle in before[1:] if assigns else before:
-                if handle in self._handles and handle not in self._read:
-                    self._read.add(handle)
-                    waiting.extend(self._keep_writes(handle))
+
+    def _behind(self, name: str) -> list[str]:
+        """Return what a node reads, and the writes of variables among it."""
+        if name in self._handles:
+            return []
+        node = self._nodes[name]
+        before = list(map(node_name, data_inputs(node.input)))
+        # An assignment only writes; what draws from a generator reads it, too.
+        assigns = is_write(node) and not is_random(node.op)
+        handles = self._handles.intersection(before[1:] if assigns else before)
+        read = [handle for handle in before if handle in handles - self._read]
+        self._read.update(read)
+        writes = [write for handle in read for write in self._keep_writes(handle)]
+        return [n for n in (*before, *writes) if n not in self._needed]
 
     def _keep_writes(self, variable: str) -> list[str]:
         names = self._pending.pop(variable, [])

@@ -1,1 +1,0 @@
-"""The parts of a model that serve its training only, stripped."""
