@@ -80,7 +80,7 @@ OWN_PRIVATE = {
     "reroute.views": VIEW,
     # The place of a table in a flatbuffer, which the generated classes call so.
     "tflite.reader": {"_tab"},
-    "tflite.writing": {"_tab"},
+    "tflite.writer": {"_tab"},
     # What notebooks ask for, by that name.
     "report.pages": {"_repr_html_"},
     # A public method of every NamedTuple.

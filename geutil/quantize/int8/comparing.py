@@ -19,7 +19,7 @@ from geutil.quantize.int8.running import Runner
 from geutil.quantize.joined_inputs import JoinedPart, are_uneven, parts_of
 from geutil.select.networks.outputs import ATOL, Motion, Movement, rows_of
 from geutil.tflite import LiteOp
-from geutil.tflite.names import file_names
+from geutil.tflite.op_names import file_names
 from geutil.tflite.parts import Array
 
 _MARGIN = 2

@@ -44,7 +44,7 @@ from geutil.quantize.planning.plan import quantized_ops
 from geutil.quantize.spec import SYMMETRIC_START, step, with_zero
 from geutil.select.networks.provenance import Origins
 from geutil.tflite import LiteFile, LiteOp
-from geutil.tflite.names import called, file_names, sources_of
+from geutil.tflite.op_names import called, file_names, sources_of
 from geutil.tflite.parts import Array
 from geutil.tflite.precision import has_floats
 from geutil.tflite.schema import words

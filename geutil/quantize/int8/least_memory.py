@@ -27,7 +27,7 @@ from geutil.tflite.arena import (
     runtime_arenas,
 )
 from geutil.tflite.arena_orders import least_arena, least_peak
-from geutil.tflite.state import fixed_order_reason, reorder
+from geutil.tflite.effects import fixed_order_reason, reorder
 
 _STATES_A_TRY = 25
 """One order is tried by the size of its arena for so many states of the search."""

@@ -24,7 +24,7 @@ from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.network import is_left_in_float
 from geutil.select.networks.provenance import Origins
 from geutil.tflite import LiteFile, LiteGraph, LiteTensor
-from geutil.tflite.ends import set_end
+from geutil.tflite.conversion import set_end
 from geutil.tflite.parts import Array
 
 _TRANSPOSED, _WEIGHTS = "Conv2DBackpropInput", 1

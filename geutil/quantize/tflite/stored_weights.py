@@ -16,7 +16,7 @@ import numpy as np
 
 from geutil.quantize.schemes import FEWEST_ROUNDED
 from geutil.tflite import LiteGraph, LiteOp, LiteTensor, Quantization
-from geutil.tflite.names import called, sources_of
+from geutil.tflite.op_names import called, sources_of
 from geutil.tflite.parts import Array
 from geutil.tflite.versions import version_of
 

@@ -7,12 +7,12 @@ import tensorflow as tf
 
 from geutil import tflite
 from geutil.errors import TFLiteError
-from geutil.tflite.parts import Buffer
-from geutil.tflite.state import (
+from geutil.tflite.effects import (
     dependencies,
     fixed_order_reason,
     reorder,
 )
+from geutil.tflite.parts import Buffer
 from tests import tflite_files
 from tests.settings import needs_eager
 

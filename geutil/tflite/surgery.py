@@ -1,19 +1,15 @@
-"""Edits of TFLite files in place: planned, checked, then applied.
-
-A plan says which ops a subgraph will have, what each will read, and which tensors it
-will give. Only when these can run in some order is anything changed.
-"""
+"""Edits of TFLite files in place: reroute, swap, bypass, insert, replace, expose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from geutil.errors import TFLiteError
-from geutil.tflite import looking, making, state
+from geutil.tflite import effects, looking, making
 from geutil.tflite.arguments import checked
-from geutil.tflite.cutting import FilePart, copied_op, copied_tensors, drop_unused, fill
-from geutil.tflite.ends import give_ends, move_ends
+from geutil.tflite.conversion import give_ends
+from geutil.tflite.edit_plan import EditPlan, Incoming, check_alike
 from geutil.tflite.looking import GraphLike, OpLike, OpsLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     Buffer,
@@ -23,102 +19,8 @@ from geutil.tflite.parts import (
     LiteSignature,
     LiteTensor,
 )
-from geutil.tflite.verify import check_fits
 
 Replacement = str | LiteOp | LiteGraph | Contents
-
-
-class EditPlan:
-    """A subgraph as it will be; it is as it was until `apply`."""
-
-    def __init__(self, file: Contents, graph: LiteGraph) -> None:
-        self.graph = graph
-        self.unknown = ""
-        self._file = file
-        self.ops = [*graph.ops]
-        self.outputs = graph.outputs
-        self.graphs: list[LiteGraph] = []
-        self._reads: dict[LiteOp, tuple[LiteTensor | None, ...]] = {}
-        self._ends: dict[LiteTensor, LiteTensor] = {}
-
-    def reroute(
-        self,
-        moves: Mapping[LiteTensor, LiteTensor],
-        consumers: Iterable[LiteOp] | None = None,
-        *,
-        outputs: bool = True,
-    ) -> None:
-        """Let ops read other tensors, and let the subgraph give them."""
-        if consumers is None:
-            consumers = dict.fromkeys(op for t in moves for op in t.consumers)
-        for op in consumers:
-            read = self._reads.get(op, op.inputs)
-            self._reads[op] = tuple(t and moves.get(t, t) for t in read)
-        if outputs:
-            self._ends.update(moves)
-            self.outputs = tuple(moves.get(t, t) for t in self.outputs)
-
-    def put(self, new: Iterable[LiteOp], old: Iterable[LiteOp] = ()) -> None:
-        """Let new ops run in the place of old ones, or ahead of all others."""
-        gone = {*old}
-        at = next((i for i, op in enumerate(self.ops) if op in gone), 0)
-        self.ops[at:at] = new
-        self.ops = [op for op in self.ops if op not in gone]
-
-    def apply(self, edit: str) -> None:
-        """Check the plan, and change the subgraph."""
-        state.check_places_are_free(self._file, edit)
-        graph, kept = self.graph, {*self.ops}
-        for op in self.ops:
-            if op.graph is None:
-                check_fits(op)
-            elif op in self._reads:
-                # A constant of the same shape can ask for another result.
-                check_fits(op, self._reads[op])
-        removed = [op for op in graph.ops if op not in kept]
-        self._check_made(removed, edit)
-        ordered = tuple(state.in_order(self.ops, self._reads))
-        for op, read in self._reads.items():
-            if op in kept:
-                op.inputs = read
-        if ordered != graph.ops:
-            graph.set_ops(ordered)
-        move_ends(self._file, graph, "outputs", self._ends)
-        graph.outputs = self.outputs
-        self._file.graphs += self.graphs
-        self._file.unknown = self._file.unknown or self.unknown
-        touched = {t for op in removed for t in (*op.inputs, *op.outputs) if t}
-        touched |= {t for op in self._reads for t in op.reads}
-        touched.update(self._ends)
-        drop_unused(self._file, graph, touched)
-
-    def _check_made(self, removed: Sequence[LiteOp], edit: str) -> None:
-        made = {t for op in self.ops for t in op.outputs}
-        lost = {t for op in removed for t in op.outputs} - made
-        reads = ((op, t) for op in self.ops for t in self._reads.get(op, op.inputs))
-        faults = [f"{op!r} still reads {t!r}" for op, t in reads if t in lost]
-        ends = (t for t in self.outputs if t in lost)
-        faults += [f"{t!r} is an output of the file" for t in ends]
-        for fault in faults:
-            raise TFLiteError(
-                f"{edit}: {fault}; reroute it to another tensor first, or bypass the "
-                "op that makes it"
-            )
-
-
-def check_alike(new: LiteTensor, old: LiteTensor) -> None:
-    """Refuse to put a tensor in the place of one that it differs from."""
-    for field, remedy in (
-        ("dtype", "insert a QUANTIZE, DEQUANTIZE or CAST"),
-        ("shape", "insert a RESHAPE"),
-        ("quantization", "insert a QUANTIZE"),
-    ):
-        mine, other = getattr(new, field), getattr(old, field)
-        if mine != other:
-            raise TFLiteError(
-                f"{new!r} cannot replace {old!r}: their {field}s are {mine} and "
-                f"{other}; {remedy} between them"
-            )
 
 
 @checked
@@ -315,7 +217,7 @@ def insert(
     own = looking.graph_of(file, graph)
     before = looking.tensor_of(file, tensor, own)
     chosen = _readers(file, consumers, before, own)
-    plan = EditPlan(file, own)
+    plan, part = EditPlan(file, own), None
     if isinstance(by, str):
         after = before.copied()
         after.buffer, after.is_variable = Buffer(), False
@@ -328,7 +230,8 @@ def insert(
             raise TFLiteError(f"{by!r} has to read {before!r} and make one tensor")
         after, ops = by.outputs[0], [by]
     else:
-        ops, given = _incoming(plan, by, [before], None)
+        part = Incoming(file, own, by)
+        ops, given = part.replace([before])
         if len(given) != 1:
             raise TFLiteError(f"the part gives {len(given)} tensors, and one is needed")
         after = given[0]
@@ -344,6 +247,8 @@ def insert(
     at = plan.ops.index(readers[0]) if readers else len(plan.ops)
     plan.ops[at:at] = ops
     plan.apply("an insertion")
+    if part is not None:
+        part.settle()
     return after
 
 
@@ -399,6 +304,7 @@ def replace(
         return (*new,)
     if options:
         raise TFLiteError("options are for a kind; ops and parts have their own")
+    part = None
     taken, given = looking.boundary_of(chosen, own)
     if inputs is not None:
         taken = looking.tensors_of(file, inputs, own)
@@ -421,52 +327,13 @@ def replace(
                 check_alike(after, old)
             plan.reroute(moves)
     else:
-        new, _ = _incoming(plan, by, taken, given)
+        part = Incoming(file, own, by)
+        new, _ = part.replace(taken, given)
     plan.put(new, chosen)
     plan.apply("a replacement")
+    if part is not None:
+        part.settle()
     return (*new,)
-
-
-def _incoming(
-    plan: EditPlan,
-    by: LiteGraph | Contents,
-    taken: Sequence[LiteTensor],
-    given: Sequence[LiteTensor] | None,
-) -> tuple[list[LiteOp], list[LiteTensor]]:
-    """Return copies of the ops of another subgraph between tensors of this one."""
-    other = by if isinstance(by, LiteGraph) else looking.graph_of(by)
-    for mine, its, word in (
-        (taken, other.inputs, "inputs"),
-        (given, other.outputs, "outputs"),
-    ):
-        if mine is not None and len(mine) != len(its):
-            raise TFLiteError(
-                f"{other!r} has {len(its)} {word}, and they would have to fit "
-                f"{[t.name for t in mine]}"
-            )
-    part = FilePart.whole(other)
-    tensors = copied_tensors(other, part.ops, (*part.inputs, *part.outputs))
-    for ours, theirs in zip(taken, other.inputs, strict=True):
-        check_alike(ours, theirs)
-        tensors[theirs] = ours
-    for ours, theirs in zip(given or (), other.outputs, strict=False):
-        check_alike(theirs, ours)
-        if theirs.producer is None or tensors[theirs] in taken:
-            raise TFLiteError(f"no op of {other!r} makes its output {theirs!r}")
-        tensors[theirs] = ours
-    fixed = {*taken, *(given or ())}
-    for new in tensors.values():
-        if new not in fixed:
-            new.name = looking.free_name(new.name, (t.name for t in plan.graph.tensors))
-    called = state.called_graphs(part.ops)
-    callees = {graph: LiteGraph(graph.name) for graph in called}
-    for graph, copy in callees.items():
-        fill(copy, FilePart.whole(graph), callees)
-    plan.graphs += callees.values()
-    if isinstance(by, Contents):
-        plan.unknown = by.unknown
-    ops = [copied_op(op, tensors, callees) for op in part.ops]
-    return ops, [tensors[t] for t in other.outputs]
 
 
 @checked
@@ -511,7 +378,7 @@ def expose(
     for t in named:
         if t.dtype in ("resource", "variant"):
             raise TFLiteError(f"{t!r} is a handle and cannot be an output")
-    state.check_places_are_free(file, "another output")
+    effects.check_places_are_free(file, "another output")
     new = [t for t in named if t not in own.outputs]
     give_ends(file, own, "outputs", (*own.outputs, *new), named)
 

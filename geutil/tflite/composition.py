@@ -1,7 +1,5 @@
 """Files joined: one put behind, before or into another, or beside it.
 
-Tensors that meet need the same type and steps. Where these differ, a QUANTIZE or
-DEQUANTIZE op stands between them; where no such op is possible, the join is refused.
 Variables of the two files stay apart: names that both use are changed in one.
 """
 
@@ -11,25 +9,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from geutil.errors import TFLiteError
-from geutil.tflite import looking, resizing, state
+from geutil.tflite import effects, looking
 from geutil.tflite.arguments import checked
-from geutil.tflite.cutting import DEFAULT_SIGNATURE, FilePart, assembled
-from geutil.tflite.edit import EditPlan
-from geutil.tflite.ends import conversion
+from geutil.tflite.cutting import DEFAULT_SIGNATURE
+from geutil.tflite.edit_plan import EditPlan, Incoming, copied
 from geutil.tflite.looking import GraphLike, TensorsLike
-from geutil.tflite.parts import Contents, LiteGraph, LiteOp, LiteSignature, LiteTensor
-from geutil.tflite.steps import have_equal_steps
+from geutil.tflite.parts import Contents, LiteGraph, LiteSignature, LiteTensor
 from geutil.tflite.stripping import share_buffers
 
 F = TypeVar("F", bound=Contents)
 Pairs = Mapping[str, str] | None
-
-_REQUANTIZED = {
-    "int16": ("int8", "int16"),
-    "int8": ("int8", "int16", "uint8"),
-    "uint8": ("int8", "uint8"),
-}
-"""The types that the kernel of QUANTIZE makes of integers: kernels/quantize.cc."""
 
 
 @checked
@@ -68,7 +57,7 @@ def append(
         ['EXP', 'NEG']
     """
     own = looking.graph_of(file, graph)
-    part = _Incoming(file, own, other)
+    part = Incoming(file, own, other)
     # The joined file takes an input of both files once.
     ours = (*own.outputs, *(t for t in own.inputs if t not in own.outputs))
     pairs = _pairs(part, connect, part.graph.inputs, ours, ("input", "output"))
@@ -84,6 +73,7 @@ def append(
     plan.apply("an append")
     own.inputs = (*own.inputs, *free)
     part.settle()
+    effects.leave_description_out(file)
     for signature in looking.signatures_of(file, own):
         signature.outputs = {
             n: t for n, t in signature.outputs.items() if t not in gone
@@ -121,7 +111,7 @@ def prepend(
         ['NEG', 'EXP']
     """
     own = looking.graph_of(file, graph)
-    part = _Incoming(file, own, other)
+    part = Incoming(file, own, other)
     pairs = _pairs(part, connect, part.graph.outputs, own.inputs, ("output", "input"))
     made = {ours: theirs for theirs, ours in pairs.items()}
     # The joined file takes an input of both files once.
@@ -140,6 +130,7 @@ def prepend(
     own.inputs = _in_place_of(own.inputs, made, given)
     own.drop_tensors([t for t in made if not (t.readers or t in own.outputs)])
     part.settle()
+    effects.leave_description_out(file)
     for signature in looking.signatures_of(file, own):
         signature.inputs = {n: t for n, t in signature.inputs.items() if t not in made}
         part.name_ends(signature, "inputs", given)
@@ -172,7 +163,7 @@ def splice(file: F, other: F, at: TensorsLike, *, graph: GraphLike = None) -> No
     """
     own = looking.graph_of(file, graph)
     tensors = looking.tensors_of(file, at, own)
-    part = _Incoming(file, own, other)
+    part = Incoming(file, own, other)
     for field in ("inputs", "outputs"):
         ends = getattr(part.graph, field)
         if len(ends) != len(tensors):
@@ -192,6 +183,7 @@ def splice(file: F, other: F, at: TensorsLike, *, graph: GraphLike = None) -> No
     plan.reroute(fed, readers)
     plan.apply("a splice")
     part.settle()
+    effects.leave_description_out(file)
 
 
 def _in_place_of(
@@ -205,133 +197,8 @@ def _in_place_of(
     return (*before, *new, *behind)
 
 
-class _Incoming:
-    """A copy of a file's main subgraph that comes into another file."""
-
-    def __init__(self, file: Contents, own: LiteGraph, other: Contents) -> None:
-        self.file, self.own = file, own
-        self.copy = copied(file, other)
-        self.graph = self.copy.graphs[0]
-        self._bridges: tuple[list[LiteOp], list[LiteOp]] = [], []
-        self._dropped: list[LiteTensor] = []
-
-    def fed(
-        self, pairs: Mapping[LiteTensor, LiteTensor]
-    ) -> dict[LiteTensor, LiteTensor]:
-        """Let inputs be tensors of the file; return those that became others."""
-        replaced: dict[LiteTensor, LiteTensor] = {}
-        for theirs, ours in pairs.items():
-            if not _fits(ours, theirs):
-                shape = ours.shape or ()
-                resizing.set_input_shape(self.copy, theirs, shape, graph=self.graph)
-        for theirs, ours in pairs.items():
-            op = bridge(ours, theirs)
-            if op is None:
-                replaced[theirs] = ours
-            else:
-                self._bridges[0].append(op)
-        for op in self.graph.ops:
-            op.inputs = [t and replaced.get(t, t) for t in op.inputs]
-        self._dropped += replaced
-        return replaced
-
-    def feeding(
-        self, pairs: Mapping[LiteTensor, LiteTensor]
-    ) -> dict[LiteTensor, LiteTensor]:
-        """Return the tensors that take the places of the file's, paired with ours."""
-        taken: dict[LiteTensor, LiteTensor] = {}
-        for ours, theirs in pairs.items():
-            if not _fits(theirs, ours):
-                raise TFLiteError(
-                    f"{theirs!r} is to be read as {ours!r}, whose shape is fixed; call "
-                    "set_batch_size or set_input_shape on one of the files"
-                )
-            wanted = self.graph.add_tensor(ours.copied())
-            op = bridge(theirs, wanted)
-            if op is None:
-                taken[ours] = theirs
-                self._dropped.append(wanted)
-            else:
-                self._bridges[1].append(op)
-                taken[ours] = wanted
-        return taken
-
-    def ops(self) -> list[LiteOp]:
-        """Return the ops of the part and those between it and the file."""
-        inner = [*self.graph.ops]
-        self.graph.set_ops([])
-        return [*self._bridges[0], *inner, *self._bridges[1]]
-
-    def settle(self) -> None:
-        """Give the file the buffers and callees that the part needs."""
-        own, gone = self.own, {*self._dropped}
-        mine = [t for t in self.graph.tensors if t not in gone]
-        taken = {t.name for t in {*own.tensors} - {*mine}}
-        for tensor in mine:
-            tensor.name = looking.free_name(tensor.name, taken)
-            taken.add(tensor.name)
-            own.add_tensor(tensor)
-        self.file.graphs += self.copy.graphs[1:]
-        self.file.unknown = self.file.unknown or self.copy.unknown
-        state.leave_description_out(self.file)
-
-    def name_ends(
-        self,
-        signature: LiteSignature,
-        field: str,
-        tensors: Sequence[LiteTensor],
-        theirs: Sequence[LiteTensor] | None = None,
-    ) -> None:
-        """Let a signature name ends that came into the file."""
-        ends = getattr(signature, field)
-        known = {
-            t: name
-            for name, t in looking.named_ends(self.copy, self.graph, field).items()
-        }
-        for tensor, own in zip(tensors, theirs or tensors, strict=True):
-            name = looking.free_name(known.get(own, own.name), ends)
-            ends[name] = tensor
-
-
-def _fits(source: LiteTensor, wanted: LiteTensor) -> bool:
-    """Tell whether a shape is one of those that another with free sizes allows."""
-    mine, other = source.shape or (), wanted.shape or ()
-    pairs = [*zip(mine, other, strict=False)]
-    if len(mine) != len(other) or any(
-        None not in pair and pair[0] != pair[1] for pair in pairs
-    ):
-        raise TFLiteError(
-            f"{source!r} is to be read as {wanted!r}: their shapes are {list(mine)} "
-            f"and {list(other)}; call set_batch_size or set_input_shape, or put a "
-            "RESHAPE between them"
-        )
-    return all(b is None or a == b for a, b in pairs)
-
-
-def bridge(source: LiteTensor, wanted: LiteTensor) -> LiteOp | None:
-    """Return the op that makes a tensor of another one; None if they are alike."""
-    one, two = source.quantization, wanted.quantization
-    if source.dtype == wanted.dtype and (
-        one == two or have_equal_steps(source, wanted)
-    ):
-        return None
-    small = ("float32", "float16")
-    if wanted.dtype == "float32" and (one is not None or source.dtype in small):
-        return conversion(source, wanted)
-    if source.dtype == "float32" and two is not None and wanted.dtype in _REQUANTIZED:
-        return conversion(source, wanted)
-    makes = _REQUANTIZED.get(source.dtype, ())
-    if one is not None and two is not None and wanted.dtype in makes:
-        return conversion(source, wanted)
-    raise TFLiteError(
-        f"{source!r} ({one or 'no steps'}) is to be read as {wanted!r} "
-        f"({two or 'no steps'}), and no QUANTIZE or DEQUANTIZE makes one of the other; "
-        "insert a CAST, or set_io_type of one of the files"
-    )
-
-
 def _pairs(
-    part: _Incoming,
+    part: Incoming,
     connect: Pairs,
     theirs: Sequence[LiteTensor],
     ours: Sequence[LiteTensor],
@@ -359,7 +226,7 @@ def _pairs(
 
 
 def _guessed(
-    part: _Incoming,
+    part: Incoming,
     theirs: Sequence[LiteTensor],
     ours: Sequence[LiteTensor],
     words: tuple[str, str],
@@ -382,7 +249,7 @@ def _guessed(
 
 
 def _namesakes(
-    part: _Incoming, theirs: Sequence[LiteTensor], ours: Sequence[LiteTensor]
+    part: Incoming, theirs: Sequence[LiteTensor], ours: Sequence[LiteTensor]
 ) -> dict[LiteTensor, LiteTensor]:
     """Return the ends of a part that have the names of ends of the file, with these."""
     known: dict[str, LiteTensor] = {}
@@ -392,54 +259,6 @@ def _namesakes(
     names = [(t.name, t) for t in theirs]
     names += [(n, t) for n, t in looking.ends(part.copy, part.graph) if t in theirs]
     return {t: known[name] for name, t in names if name in known}
-
-
-def copied(file: F, other: F, *, every: bool = False) -> F:
-    """Return a copy of a file whose variables are not those of another one."""
-    state.check_places_are_free(other, "a join")
-    state.check_places_are_free(file, "a join")
-    if getattr(other.record, "externalBuffers", None):
-        raise TFLiteError(
-            "the file that is joined keeps weights in other files; save it whole first"
-        )
-    main = looking.graph_of(other)
-    parts = [
-        FilePart.whole(graph, looking.signatures_of(other, graph))
-        for graph in (other.graphs if every else [main])
-    ]
-    copy = assembled(other, parts)
-    _keep_apart(file, copy)
-    return copy
-
-
-def _keep_apart(file: Contents, copy: Contents) -> None:
-    """Rename variables and tables of a file that another one has, too."""
-    known = {_resource(op) for op in file.ops if op.kind in state.HANDLES}
-    own = {_resource(op) for op in copy.ops if op.kind in state.HANDLES}
-    new: dict[tuple[object, ...], object] = {}
-    for kind, container, name in sorted(own & known, key=repr):
-        taken = {n for k, c, n in known | own if (k, c) == (kind, container)}
-        free: object
-        if isinstance(name, int):
-            free = 1 + max(n for n in taken if isinstance(n, int))
-        else:
-            plain = name.decode() if isinstance(name, bytes) else str(name or "")
-            names = {n.decode() if isinstance(n, bytes) else str(n) for n in taken}
-            free = looking.free_name(plain, names).encode()
-        new[kind, container, name] = free
-        own.add((kind, container, free))
-    for op in copy.ops:
-        if op.kind in state.HANDLES and _resource(op) in new:
-            op.options[_NAME[op.kind]] = new[_resource(op)]
-
-
-_NAME = {"HASHTABLE": "table_id", "VAR_HANDLE": "shared_name"}
-"""The option by which ops of a kind name their resource."""
-
-
-def _resource(op: LiteOp) -> tuple[object, ...]:
-    """Return the kind, the container and the name of a resource."""
-    return op.kind, op.options.get("container"), op.options.get(_NAME[op.kind])
 
 
 @checked
@@ -468,7 +287,7 @@ def merge(file: F, others: Mapping[str, F]) -> None:
     """
     if not others:
         raise TFLiteError("no file to merge is passed")
-    state.check_places_are_free(file, "a merge")
+    effects.check_places_are_free(file, "a merge")
     added: dict[str, LiteSignature] = {}
     if not file.signatures:
         added[DEFAULT_SIGNATURE] = _own_signature(DEFAULT_SIGNATURE, file)
@@ -493,7 +312,7 @@ def merge(file: F, others: Mapping[str, F]) -> None:
     file.graphs += graphs
     file.signatures.update(added)
     file.unknown = unknown
-    state.leave_description_out(file)
+    effects.leave_description_out(file)
     share_buffers(file)
 
 

@@ -97,7 +97,7 @@ def file_names(names: Sequence[str]) -> dict[str, str]:
     """Return the names of inputs or outputs in a file, as Python's arguments.
 
     Example:
-        >>> from geutil.tflite.names import file_names
+        >>> from geutil.tflite.op_names import file_names
         >>> file_names(["image", "in", "a/b", "a_b"])
         {'image': 'image', 'in': 'in_', 'a/b': 'a_b_1', 'a_b': 'a_b'}
     """

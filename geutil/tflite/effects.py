@@ -1,17 +1,18 @@
-"""State in TFLite files: variables, tables, random numbers; the order it imposes."""
+"""Effects of ops of TFLite files: variables, tables, random numbers; their order."""
 
 from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from geutil.errors import TFLiteError, Words
+from geutil.graph.walks import walk
 from geutil.tflite.parts import Contents, LiteGraph, LiteOp, LiteTensor
 from geutil.tflite.schema import words
 
-HANDLES = frozenset({"HASHTABLE", "VAR_HANDLE"})
-"""Kinds that give a handle; all with one name give that of one resource."""
+HANDLES: Mapping[str, str] = {"HASHTABLE": "table_id", "VAR_HANDLE": "shared_name"}
+"""Kinds that give a handle, and their option that names the resource of all such."""
 WRITERS = frozenset({"ASSIGN_VARIABLE", "HASHTABLE_IMPORT"})
 """Kinds that write to the resource of a handle."""
 _READERS = frozenset({"HASHTABLE_FIND", "HASHTABLE_SIZE", "READ_VARIABLE"})
@@ -20,7 +21,7 @@ TAKE_HANDLES = WRITERS | _READERS
 _RANDOM = words(
     "MULTINOMIAL RANDOM_STANDARD_NORMAL RANDOM_UNIFORM STABLEHLO_RNG_BIT_GENERATOR"
 )
-_ORDERED = HANDLES | WRITERS | _READERS | _RANDOM | {"CALL_ONCE", "DELEGATE"}
+_ORDERED = {*HANDLES} | WRITERS | _READERS | _RANDOM | {"CALL_ONCE", "DELEGATE"}
 FIXED_BY_METADATA: Mapping[str, str] = {
     "model_control_dependencies": "ties ops by their places",
     "OfflineMemoryAllocation": "holds an arena that was planned for these ops",
@@ -29,20 +30,14 @@ FIXED_BY_METADATA: Mapping[str, str] = {
 
 DESCRIPTION = "TFLITE_METADATA"
 """Metadata that describe the inputs and outputs of a file in their order."""
-Resource = tuple[object, ...]
+Resource = tuple[object, object, object]
+"""The kind, the container and the name of a variable or table."""
 
 
 def called_graphs(ops: Iterable[LiteOp]) -> list[LiteGraph]:
     """Return the subgraphs that ops call, and those that these call, each once."""
-    found = dict.fromkeys(graph for op in ops for graph in op.subgraphs)
-    queue = [*found]
-    for graph in queue:
-        for op in graph.ops:
-            for callee in op.subgraphs:
-                if callee not in found:
-                    found[callee] = None
-                    queue.append(callee)
-    return queue
+    first = (graph for op in ops for graph in op.subgraphs)
+    return [*walk(first, lambda graph: (g for op in graph.ops for g in op.subgraphs))]
 
 
 def with_called(op: LiteOp) -> list[LiteOp]:
@@ -77,12 +72,32 @@ def resources(op: LiteOp) -> set[Resource]:
         makers = (t.producer for t in one.reads)
         for handle in (one, *makers):
             if handle is not None and handle.kind in HANDLES:
-                names = handle.options
-                found.add((handle.kind, *(names[key] for key in sorted(names))))
+                found.add(resource_of(handle))
         found |= {
-            ("tensor", t) for t in one.reads if (t.is_variable or t.dtype == "resource")
+            ("tensor", "", t)
+            for t in one.reads
+            if (t.is_variable or t.dtype == "resource")
         }
     return found
+
+
+def resource_of(handle: LiteOp) -> Resource:
+    """Return the variable or table of an op that gives a handle."""
+    name = HANDLES.get(handle.kind, "")
+    return handle.kind, handle.options.get("container"), handle.options.get(name)
+
+
+def calls(
+    op: LiteOp,
+) -> Iterator[tuple[Sequence[LiteTensor | None], LiteGraph, str]]:
+    """Yield the tensors of an IF or WHILE, and the subgraphs whose ends they meet."""
+    if op.kind in ("IF", "WHILE"):
+        first = int(op.kind == "IF")
+        for place, graph in enumerate(op.subgraphs):
+            yield op.inputs[first:], graph, "inputs"
+            # The condition of a loop gives a truth value, and not the loop's tensors.
+            if first or place:
+                yield op.outputs, graph, "outputs"
 
 
 def writes_state(op: LiteOp) -> bool:
@@ -92,12 +107,15 @@ def writes_state(op: LiteOp) -> bool:
 
 def check_places_are_free(file: Contents, edit: str) -> None:
     """Refuse an edit that gives ops other places where metadata names them by place."""
-    for name, reason in FIXED_BY_METADATA.items():
-        if name in file.metadata:
-            raise TFLiteError(
-                f"{edit} gives ops other places, and the metadata '{name}' {reason}",
-                remedy=f"leave it out first: {without(name)}",
-            )
+    for name, reason in _fixing(file).items():
+        raise TFLiteError(
+            f"{edit} gives ops other places, and the metadata '{name}' {reason}",
+            remedy=f"leave it out first: {without(name)}",
+        )
+
+
+def _fixing(file: Contents) -> dict[str, str]:
+    return {n: why for n, why in FIXED_BY_METADATA.items() if n in file.metadata}
 
 
 def without(name: str) -> Words:
@@ -175,8 +193,8 @@ def dependencies(graph: LiteGraph) -> list[tuple[int, int]]:
 
 def fixed_order_reason(file: Contents) -> str | None:
     """Return why the ops of a file must stay where they are; None if they may move."""
-    named = (n for n in FIXED_BY_METADATA if n in file.metadata)
-    return next((f"its metadata '{n}' {FIXED_BY_METADATA[n]}" for n in named), None)
+    found = (f"its metadata '{n}' {why}" for n, why in _fixing(file).items())
+    return next(found, None)
 
 
 def reorder(file: Contents, graph: LiteGraph, order: Sequence[int]) -> None:
