@@ -195,23 +195,3 @@ def fixed_order_reason(file: Contents) -> str | None:
     """Return why the ops of a file must stay where they are; None if they may move."""
     found = (f"its metadata '{n}' {why}" for n, why in _fixing(file).items())
     return next(found, None)
-
-
-def reorder(file: Contents, graph: LiteGraph, order: Sequence[int]) -> None:
-    """Let the ops of a subgraph run in another order; nothing else changes."""
-    check_places_are_free(file, "another order")
-    ops = graph.ops
-    if sorted(order) != list(range(len(ops))):
-        raise TFLiteError(
-            f"the order of subgraph {file.graphs.index(graph)} has to hold each of its "
-            f"{len(ops)} ops once"
-        )
-    step = {at: place for place, at in enumerate(order)}
-    for earlier, later in dependencies(graph):
-        if step[earlier] > step[later]:
-            raise TFLiteError(
-                f"op {later} ({ops[later].kind}) of subgraph "
-                f"{file.graphs.index(graph)} cannot run before op {earlier} "
-                f"({ops[earlier].kind}), whose result or state it needs"
-            )
-    graph.set_ops([ops[at] for at in order])
