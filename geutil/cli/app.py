@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from geutil.cli.commands import editing, looking, memory, quantizing, running
+from geutil.cli.commands import changes, looks, memory, quantization, runs
 from geutil.version import __version__
 
 app = typer.Typer(
@@ -48,27 +48,27 @@ def _everywhere(
 
 
 _COMMANDS: dict[str, Callable[..., Any]] = {
-    "inspect": looking.inspect,
-    "ops": looking.ops,
-    "cut": editing.cut,
-    "split": editing.split,
-    "expose": editing.expose,
-    "splice": editing.splice,
-    "rename": editing.rename,
-    "batch-size": editing.batch_size,
-    "strip": editing.strip,
-    "unroll": editing.unroll,
-    "fold": editing.fold,
-    "bits": quantizing.bits,
-    "quantize": quantizing.quantize,
-    "calibrate": quantizing.calibrate,
+    "inspect": looks.inspect,
+    "ops": looks.ops,
+    "cut": changes.cut,
+    "split": changes.split,
+    "expose": changes.expose,
+    "splice": changes.splice,
+    "rename": changes.rename,
+    "batch-size": changes.batch_size,
+    "strip": changes.strip,
+    "unroll": changes.unroll,
+    "fold": changes.fold,
+    "bits": quantization.bits,
+    "quantize": quantization.quantize,
+    "calibrate": quantization.calibrate,
     "memory": memory.memory,
-    "convert": running.convert,
-    "run": running.run,
-    "batch": running.batch,
-    "diff": looking.diff,
-    "check": looking.check,
-    "view": looking.view,
+    "convert": runs.convert,
+    "run": runs.run,
+    "batch": runs.batch,
+    "diff": looks.diff,
+    "check": looks.check,
+    "view": looks.view,
 }
 for _name, _function in _COMMANDS.items():
     app.command(_name)(_function)

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 from geutil import model, quantize, report, tflite
 from geutil.batchnorm import fold_batch_norms
-from geutil.quantize.int8.running import Runner
 from geutil.quantize.schemes import SCHEMES
+from geutil.quantize.tflite.runner import Runner
 from geutil.tflite import LiteGraph, LiteOp, LiteTensor
 from geutil.tflite.matches import Ends, match
 from tests import tflite_files

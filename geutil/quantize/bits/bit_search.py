@@ -16,7 +16,7 @@ import numpy as np
 
 from geutil.errors import MissingExtraError, QuantizeError
 from geutil.graph.types import as_model
-from geutil.quantize.bits.plan import (
+from geutil.quantize.bits.bit_plan import (
     BitOption,
     BitPlan,
     CurvePoint,
@@ -34,11 +34,11 @@ from geutil.quantize.bits.weights import (
     measured_options,
     outputs_of,
 )
-from geutil.quantize.calibration.calibrating import batches as batches_of
-from geutil.quantize.calibration.calibrating import calibrate
+from geutil.quantize.calibration.calibration import batches as batches_of
+from geutil.quantize.calibration.calibration import calibrate
 from geutil.quantize.calibration.ranges import live_simulations
-from geutil.quantize.quantizing import quantize
 from geutil.quantize.schemes import scheme_named
+from geutil.quantize.simulation import quantize
 
 Table = Sequence[Sequence[float]]
 """A number for each option of each item."""

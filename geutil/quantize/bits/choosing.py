@@ -10,8 +10,8 @@ import numpy as np
 
 from geutil.errors import ArgumentTypeError, QuantizeError, Words
 from geutil.graph.types import type_name
+from geutil.quantize.bits.bit_plan import BitPlan
 from geutil.quantize.bits.bit_search import BitSearch, FloatNetwork, Metric
-from geutil.quantize.bits.plan import BitPlan
 from geutil.quantize.bits.weights import checked_bits
 
 

@@ -23,7 +23,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
-from geutil.quantize.bits.plan import BitOption
+from geutil.quantize.bits.bit_plan import BitOption
 from geutil.quantize.calibration.ranges import Probe, frozen, range_values, unquantized
 from geutil.quantize.calibration.trials import noise_share
 from geutil.quantize.partial_copy import Replace, values_of

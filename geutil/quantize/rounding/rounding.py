@@ -27,7 +27,7 @@ from geutil.quantize.calibration.ranges import RangeSite, frozen, variable_value
 from geutil.quantize.planning.network import Edge, Network
 from geutil.quantize.rounding import solvers
 from geutil.quantize.rounding.corrections import Correction, corrected
-from geutil.quantize.rounding.stages import Data, Stages
+from geutil.quantize.rounding.layer_runs import Data, Stages
 from geutil.quantize.rounding.targets import NotRounded, Target, find_targets
 from geutil.quantize.spec import Range
 from geutil.rewrite.applying import undone_on_error

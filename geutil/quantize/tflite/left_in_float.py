@@ -19,9 +19,9 @@ import tensorflow as tf
 from geutil import tflite
 from geutil.graph import creation
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
-from geutil.quantize.int8.converter_workarounds import read_instead
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.network import is_left_in_float
+from geutil.quantize.tflite.converter_workarounds import read_instead
 from geutil.select.networks.provenance import Origins
 from geutil.tflite import LiteFile, LiteGraph, LiteTensor
 from geutil.tflite.ends import set_end

@@ -30,9 +30,6 @@ from geutil.quantize.calibration.ranges import (
     range_values,
     variable_values,
 )
-from geutil.quantize.int8 import block_weights, converter_workarounds
-from geutil.quantize.int8.converter_workarounds import Dilated, part_weights
-from geutil.quantize.int8.left_in_float import Apart
 from geutil.quantize.partial_copy import Amend, PartialCopy
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import (
@@ -42,6 +39,9 @@ from geutil.quantize.planning.network import (
 )
 from geutil.quantize.planning.plan import quantized_ops
 from geutil.quantize.spec import SYMMETRIC_START, step, with_zero
+from geutil.quantize.tflite import block_weights, converter_workarounds
+from geutil.quantize.tflite.converter_workarounds import Dilated, part_weights
+from geutil.quantize.tflite.left_in_float import Apart
 from geutil.select.networks.provenance import Origins
 from geutil.tflite import LiteFile, LiteOp
 from geutil.tflite.names import called, file_names, sources_of

@@ -22,7 +22,7 @@ from geutil.graph.types import (
     signatures_of,
 )
 from geutil.quantize import insertion
-from geutil.quantize.calibration.calibrating import set_ranges_of_weights
+from geutil.quantize.calibration.calibration import set_ranges_of_weights
 from geutil.quantize.calibration.ranges import live_simulations
 from geutil.quantize.insertion import Mode
 from geutil.quantize.planning import forms

@@ -11,10 +11,13 @@ import tensorflow as tf
 from geutil import tflite
 from geutil.errors import ArgumentTypeError, QuantizeError, TFLiteError, Words
 from geutil.graph.types import as_model, type_name
-from geutil.quantize.calibration.calibrating import calibrate
+from geutil.quantize.calibration.calibration import calibrate
 from geutil.quantize.calibration.ranges import find_sites, live_simulations
-from geutil.quantize.int8 import block_weights, running
-from geutil.quantize.int8.converting import (
+from geutil.quantize.planning.network import is_quantized
+from geutil.quantize.schemes import QUANTIZE, SCHEMES, Scheme, scheme_named
+from geutil.quantize.simulation import quantize
+from geutil.quantize.tflite import block_weights, runner
+from geutil.quantize.tflite.deployment import (
     check_bits,
     check_learnt,
     converted,
@@ -22,12 +25,9 @@ from geutil.quantize.int8.converting import (
     float_ops,
     missed,
 )
-from geutil.quantize.int8.least_memory import least_memory_order
-from geutil.quantize.int8.left_in_float import Apart
-from geutil.quantize.planning.network import is_quantized
-from geutil.quantize.quantizing import quantize
-from geutil.quantize.schemes import QUANTIZE, SCHEMES, Scheme, scheme_named
-from geutil.quantize.tflite.lowering import lower
+from geutil.quantize.tflite.integer_kernels import lower
+from geutil.quantize.tflite.least_memory import least_memory_order
+from geutil.quantize.tflite.left_in_float import Apart
 from geutil.quantize.tflite.stored_weights import (
     LeftInFloat,
     layers_lost,
@@ -193,7 +193,7 @@ def to_int8(
     blob, left = _lowered(model, SCHEMES["int8"])
     reasons = {entry.result: f": {entry.reason}" for entry in left}
     # Some files are made, and cannot be run.
-    running.interpreter_of(blob)
+    runner.interpreter_of(blob)
     in_float = float_ops(tflite.open(blob))
     not_kept = missed(model, in_float)
     for op in in_float:
@@ -320,7 +320,7 @@ def _file(model: Any, scheme: Scheme, representative: Any) -> bytes:
             level = logging.INFO if entry.is_chosen else logging.WARNING
             _logger.log(level, "to_tflite: %s", entry)
     # Some files are made, and cannot be run.
-    running.interpreter_of(blob)
+    runner.interpreter_of(blob)
     return blob
 
 

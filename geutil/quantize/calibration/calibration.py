@@ -17,18 +17,18 @@ from geutil.graph.types import Graph, Tensor, as_model
 from geutil.notebook_display import Shown
 from geutil.progress import counted
 from geutil.quantize import partial_copy, range_variables
-from geutil.quantize.calibration.collecting import BEST, FAR, Collection
+from geutil.quantize.calibration.collection import BEST, FAR, Collection
 from geutil.quantize.calibration.observers import METHODS, Settings
 from geutil.quantize.calibration.ranges import RangeSite, find_sites, unquantized
 from geutil.quantize.joined_inputs import NarrowInput
 from geutil.quantize.rounding import corrections
+from geutil.quantize.rounding.layer_runs import check_flow
 from geutil.quantize.rounding.rounding import (
     Choice,
     Rounded,
     default_rounding,
     round_weights,
 )
-from geutil.quantize.rounding.stages import check_flow
 from geutil.quantize.rounding.targets import NotRounded
 from geutil.quantize.schemes import QUANTIZE
 from geutil.quantize.spec import Range
