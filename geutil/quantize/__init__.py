@@ -1,7 +1,7 @@
 """Simulated quantization: FakeQuant ops in a graph, trained or calibrated, to int8."""
 
 from geutil.quantize.bits.bit_plan import BitOption, BitPlan, CurvePoint, LayerBits
-from geutil.quantize.bits.choosing import choose_bits
+from geutil.quantize.bits.bit_search import choose_bits
 from geutil.quantize.calibration.calibration import CalibrationReport, calibrate
 from geutil.quantize.contrib_rewriters import (
     RewriteReport,
@@ -17,11 +17,6 @@ from geutil.quantize.equalization import (
     equalize,
 )
 from geutil.quantize.joined_inputs import NarrowInput
-from geutil.quantize.quantizers import (
-    fixed_quantize,
-    last_value_quantize,
-    moving_avg_quantize,
-)
 from geutil.quantize.reestimation import (
     Missed,
     Reestimated,
@@ -32,7 +27,13 @@ from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.rounding.rounding import Rounded
 from geutil.quantize.rounding.targets import NotRounded
 from geutil.quantize.simulation import quantize
-from geutil.quantize.single_insertion import InsertReport, insert_quant_op
+from geutil.quantize.single_tensors import (
+    InsertReport,
+    fixed_quantize,
+    insert_quant_op,
+    last_value_quantize,
+    moving_avg_quantize,
+)
 from geutil.quantize.spec import Spec
 from geutil.quantize.tflite.conversion import to_int8, to_tflite
 from geutil.quantize.tflite.layer_noise import LayerNoise

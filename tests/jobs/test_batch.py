@@ -24,7 +24,7 @@ from hypothesis import strategies as st
 
 from geutil import model
 from geutil.cli import batch_child
-from geutil.cli.app import app
+from geutil.cli.commands import app
 from geutil.cli.main import run
 from geutil.errors import ArgumentTypeError, GeutilError, ModelError
 from geutil.formats import format_by_name
