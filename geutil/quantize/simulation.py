@@ -22,12 +22,11 @@ from geutil.graph.types import (
     signatures_of,
 )
 from geutil.quantize import insertion
-from geutil.quantize.calibration.calibrating import set_ranges_of_weights
-from geutil.quantize.calibration.ranges import live_simulations
+from geutil.quantize.calibration.calibration import set_ranges_of_weights
 from geutil.quantize.insertion import Mode
 from geutil.quantize.planning import forms
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
-from geutil.quantize.planning.network import leave_in_float
+from geutil.quantize.planning.network import leave_in_float, live_simulations
 from geutil.quantize.planning.plan import (
     QuantizePlan,
     plan_quantization,

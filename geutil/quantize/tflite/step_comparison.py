@@ -12,11 +12,11 @@ import tensorflow as tf
 from geutil.errors import QuantizeError
 from geutil.graph.functions import call_function
 from geutil.notebook_display import Shown
-from geutil.quantize.calibration.calibrating import batches
-from geutil.quantize.int8.converting import deployed, float_ops, missed
-from geutil.quantize.int8.layer_noise import LayerNoise, NoiseMeter, layer_lines
-from geutil.quantize.int8.running import Runner
+from geutil.quantize.calibration.calibration import batches
 from geutil.quantize.joined_inputs import JoinedPart, are_uneven, parts_of
+from geutil.quantize.tflite.deployment import deployed, float_ops, missed
+from geutil.quantize.tflite.layer_noise import LayerNoise, NoiseMeter, layer_lines
+from geutil.quantize.tflite.runner import Runner
 from geutil.select.networks.outputs import ATOL, Motion, Movement, rows_of
 from geutil.tflite import LiteOp
 from geutil.tflite.op_names import file_names

@@ -143,7 +143,7 @@ def _stage_names(paths: Sequence[Path]) -> list[str]:
 def _noise_of(models: Sequence[Any], batches: Batches) -> Int8Comparison:
     """Return the noise of the layers of the last file, made from a model before it."""
     from geutil.quantize import compare_int8
-    from geutil.report.stages import simulates_quantization
+    from geutil.report.stage_pairs import simulates_quantization
 
     quantized = [one for one in models if simulates_quantization(one)]
     if not quantized:
@@ -348,7 +348,7 @@ def _restore_quantization(model: Any, path: Path, against: Path) -> None:
     from geutil import tflite
     from geutil.batchnorm import fold_batch_norms
     from geutil.quantize.kept_ranges import ranges_kept
-    from geutil.report.stages import simulates_quantization
+    from geutil.report.stage_pairs import simulates_quantization
 
     if simulates_quantization(model):
         return

@@ -72,7 +72,7 @@ def _file(path: Path, signature: str | None) -> Runnable:
     """Open a TFLite file, whose integers are steps of its own."""
     from geutil.data_files import wanted
     from geutil.model import inspect
-    from geutil.quantize.int8.running import Runner
+    from geutil.quantize.tflite.runner import Runner
 
     inspection = inspect(str(path))
     signatures = inspection.signatures

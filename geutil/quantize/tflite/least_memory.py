@@ -16,7 +16,7 @@ from typing import Any
 from geutil import tflite
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.types import type_name
-from geutil.quantize.int8.running import interpreter_of
+from geutil.quantize.tflite.runner import interpreter_of
 from geutil.tflite import LiteFile, LiteGraph
 from geutil.tflite.arena import (
     RUNTIMES,

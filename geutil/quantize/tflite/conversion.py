@@ -11,10 +11,14 @@ import tensorflow as tf
 from geutil import tflite
 from geutil.errors import ArgumentTypeError, QuantizeError, TFLiteError, Words
 from geutil.graph.types import as_model, type_name
-from geutil.quantize.calibration.calibrating import calibrate
-from geutil.quantize.calibration.ranges import find_sites, live_simulations
-from geutil.quantize.int8 import block_weights, running
-from geutil.quantize.int8.converting import (
+from geutil.quantize.calibration.calibration import calibrate
+from geutil.quantize.calibration.ranges import find_sites
+from geutil.quantize.planning.network import is_quantized, live_simulations
+from geutil.quantize.schemes import QUANTIZE, SCHEMES, Scheme, scheme_named
+from geutil.quantize.simulation import quantize
+from geutil.quantize.tflite import runner, stored_weights
+from geutil.quantize.tflite.converter_workarounds import Apart
+from geutil.quantize.tflite.deployment import (
     check_bits,
     check_learnt,
     converted,
@@ -22,12 +26,8 @@ from geutil.quantize.int8.converting import (
     float_ops,
     missed,
 )
-from geutil.quantize.int8.least_memory import least_memory_order
-from geutil.quantize.int8.left_in_float import Apart
-from geutil.quantize.planning.network import is_quantized
-from geutil.quantize.quantizing import quantize
-from geutil.quantize.schemes import QUANTIZE, SCHEMES, Scheme, scheme_named
-from geutil.quantize.tflite.lowering import lower
+from geutil.quantize.tflite.integer_kernels import lower
+from geutil.quantize.tflite.least_memory import least_memory_order
 from geutil.quantize.tflite.stored_weights import (
     LeftInFloat,
     layers_lost,
@@ -193,7 +193,7 @@ def to_int8(
     blob, left = _lowered(model, SCHEMES["int8"])
     reasons = {entry.result: f": {entry.reason}" for entry in left}
     # Some files are made, and cannot be run.
-    running.interpreter_of(blob)
+    runner.interpreter_of(blob)
     in_float = float_ops(tflite.open(blob))
     not_kept = missed(model, in_float)
     for op in in_float:
@@ -320,7 +320,7 @@ def _file(model: Any, scheme: Scheme, representative: Any) -> bytes:
             level = logging.INFO if entry.is_chosen else logging.WARNING
             _logger.log(level, "to_tflite: %s", entry)
     # Some files are made, and cannot be run.
-    running.interpreter_of(blob)
+    runner.interpreter_of(blob)
     return blob
 
 
@@ -349,7 +349,7 @@ def _scheme_of(model: Any) -> Scheme:
         )
     bits = _activation_bits(model)
     if not bits:
-        has_blocks = bool(block_weights.in_blocks(model.graph))
+        has_blocks = bool(stored_weights.in_blocks(model.graph))
         return SCHEMES["dynamic_range_int4" if has_blocks else "weight_only_int8"]
     return SCHEMES["int16x8" if max(bits) == _INT16_BITS else "int8"]
 
@@ -365,7 +365,7 @@ def _check_scheme(model: Any, scheme: Scheme) -> None:
             f"the scheme '{scheme.name}' stores a model that is not quantized, and "
             "this one holds FakeQuant ops; open it anew"
         )
-    if block_weights.in_blocks(model.graph) and scheme.block is None:
+    if stored_weights.in_blocks(model.graph) and scheme.block is None:
         raise QuantizeError(
             f"the scheme '{scheme.name}' stores no weights by blocks, and the model "
             "simulates some; convert it by the scheme 'dynamic_range_int4', or open it "
@@ -398,7 +398,7 @@ def _lowered(model: Any, scheme: Scheme) -> tuple[bytes, list[LeftInFloat]]:
     apart = Apart()
     file = tflite.open(converted(deployed(model, fuse=True, apart=apart)))
     left: list[LeftInFloat] = []
-    matrices, found = block_weights.block_matrices(model.graph), set[str]()
+    matrices, found = stored_weights.block_matrices(model.graph), set[str]()
     origins = Origins(model.graph)
     found_layers = {o.name: layer_of(o, origins) for o in model.graph.get_operations()}
     layers = {
@@ -406,7 +406,7 @@ def _lowered(model: Any, scheme: Scheme) -> tuple[bytes, list[LeftInFloat]]:
         for name, layer in found_layers.items()
     }
     for graph in file.graphs:
-        found |= block_weights.store_in_blocks(graph, matrices)
+        found |= stored_weights.store_in_blocks(graph, matrices)
         store_weights(graph)
         if scheme.weights_only:
             left += layers_lost(graph, layers)
@@ -418,9 +418,9 @@ def _lowered(model: Any, scheme: Scheme) -> tuple[bytes, list[LeftInFloat]]:
         pack_weights(graph)
     edges = apart.join(file)
     left = [entry for entry in left if entry.result not in edges]
-    block_weights.check_all_found(matrices, found)
+    stored_weights.check_all_found(matrices, found)
     if matrices:
-        block_weights.warn_of_runtime()
+        stored_weights.warn_of_runtime()
     file.strip()
     name_runtime(file)
     return file.to_bytes(), left

@@ -8,15 +8,16 @@ in. Where several could be meant, none is taken.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from geutil.graph import op_types
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
+from geutil.quantize.calibration.ranges import ends_of, format_of_simulation
+from geutil.quantize.joined_inputs import same_values
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import Network, forwarded_from, simulation_of
@@ -137,23 +138,14 @@ def _leaves(tensor: Tensor, parts: Sequence[Operation], network: Network) -> boo
 
 def range_of_simulation(op: Operation, values: Mapping[Operation, Array]) -> Range:
     """Return the values that a FakeQuant op rounds to: the lowest and the highest."""
-    return nudged(*_ends(op, values), *_form(op))
+    form = format_of_simulation(op)
+    return nudged(*ends_of(op, values), form.bits, form.narrow_range)
 
 
 def step_of_simulation(op: Operation, values: Mapping[Operation, Array]) -> Array:
     """Return the distance of two values that a FakeQuant op rounds to."""
-    return step(*_ends(op, values), *_form(op))
-
-
-def _form(op: Operation) -> tuple[int, bool]:
-    return int(op.get_attr("num_bits")), bool(op.get_attr("narrow_range"))
-
-
-def _ends(op: Operation, values: Mapping[Operation, Array]) -> tuple[Any, Any]:
-    if len(op.inputs) == 1:
-        return op.get_attr("min"), op.get_attr("max")
-    low, high = (values.get(t.op, tf.get_static_value(t)) for t in list(op.inputs)[1:])
-    return low, high
+    form = format_of_simulation(op)
+    return step(*ends_of(op, values), form.bits, form.narrow_range)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +172,7 @@ def file_tensors(
         for result, tensors in zip(results, named, strict=True)
     ]
     # An Identity of a result may be in the same tensor: that is no other value.
-    sources = [id(list(_same_values(result.tensor))[-1]) for result in results]
+    sources = [id(list(same_values(result.tensor))[-1]) for result in results]
     claims = Counter(
         tensor
         for tensor, _ in {
@@ -215,7 +207,7 @@ class _Names:
             (model.outputs, signature.outputs),
         ):
             for name, file_name in file_names(list(tensors)).items():
-                for tensor in _same_values(tensors[name]):
+                for tensor in same_values(tensors[name]):
                     self._ends[tensor] = ends[file_name]
 
     def candidates(self, result: StoredResult) -> list[LiteTensor]:
@@ -276,14 +268,6 @@ def _is_whole(result: StoredResult, tensor: LiteTensor) -> bool:
     if adds or bias is None:
         return adds == (bias is not None)
     return bias.value is not None and not np.any(bias.value)
-
-
-def _same_values(tensor: Tensor) -> Iterator[Tensor]:
-    """Yield a tensor, and those that it is in steps or as it is."""
-    yield tensor
-    while tensor.op.type in ("Identity", *FAKE_QUANT):
-        tensor = tensor.op.inputs[0]
-        yield tensor
 
 
 def _fits(

@@ -17,6 +17,7 @@ from geutil.tflite.parts import Array
 from geutil.tflite.precision import is_float
 from geutil.tflite.run import new_interpreter
 
+# Derived: windows of 7 behind five halvings need 7 * 2**5 pixels.
 _LARGE = 256
 # TFLite's ADD shifts its addends by 20 bits, and doubles the larger step (add.cc).
 _TOO_FAR = 2.0**19

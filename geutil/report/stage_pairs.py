@@ -64,7 +64,7 @@ class DrawnStage:
 
     @property
     def is_quantized(self) -> bool:
-        """Whether it simulates quantization, or computes in integers."""
+        """True if it simulates quantization, or computes in integers."""
         if isinstance(self.subject, FileSubject):
             return any(is_quantized(node.precision) for node in self.subject.nodes)
         return any(op.type in FAKE_QUANT for op in self.subject.drawn_ops())

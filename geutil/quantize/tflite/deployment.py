@@ -26,22 +26,21 @@ from geutil.quantize.blocks import block_of
 from geutil.quantize.calibration.ranges import (
     RangeSite,
     frozen,
-    live_simulations,
     range_values,
     variable_values,
 )
-from geutil.quantize.int8 import block_weights, converter_workarounds
-from geutil.quantize.int8.converter_workarounds import Dilated, part_weights
-from geutil.quantize.int8.left_in_float import Apart
 from geutil.quantize.partial_copy import Amend, PartialCopy
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import (
     is_left_in_float,
     leave_in_float,
+    live_simulations,
     neutral_input,
 )
 from geutil.quantize.planning.plan import quantized_ops
 from geutil.quantize.spec import SYMMETRIC_START, step, with_zero
+from geutil.quantize.tflite import converter_workarounds, stored_weights
+from geutil.quantize.tflite.converter_workarounds import Apart, Dilated, part_weights
 from geutil.select.networks.provenance import Origins
 from geutil.tflite import LiteFile, LiteOp
 from geutil.tflite.op_names import called, file_names, sources_of
@@ -94,7 +93,7 @@ def cut_off(
     for op in ops:
         if _Site.of(op, value_by_end) is not None:
             ops_by_ends.setdefault(_ends(op), []).append(op)
-    # What a sum is added to is cut off before the sum's own addends.
+    # The reader of a sum is cut off before the sum's own addends.
     for op in reversed(ops):
         sharing_ops = ops_by_ends.get(_ends(op), ())
         if sharing_ops and sharing_ops[0] is op:
@@ -225,10 +224,10 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
     if fuse:
         values |= converter_workarounds.nudged_ranges(graph, values)
         values |= cut_off(graph, values)
-        blocks = block_weights.levels_of_blocks(graph)
+        blocks = stored_weights.levels_of_blocks(graph)
         values |= blocks
     stand_in_of = frozen(values)
-    # What dilated convolutions take in.
+    # Ops that dilated convolutions take in.
     around = (op for each in dilated for op in (each.spread, each.gathered))
     moves = {op: op.inputs[0] for op in around}
 
@@ -266,7 +265,7 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
             input_tensors |= given
         if fuse:
             part_weights(copy.graph)
-        block_weights.mark_blocks(copies[len(model.outputs) :])
+        stored_weights.mark_blocks(copies[len(model.outputs) :])
         if fuse:
             converter_workarounds.with_fitting_comparisons(copy.graph)
             output_tensors = converter_workarounds.without_divisions(
@@ -309,7 +308,7 @@ def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
     readers = {o for op in of_weights for t in op.outputs for o in t.consumers()}
     around = readers | {op.inputs[0].op for op in of_weights}
     of_weights |= {op for op in around if op.type == "Reshape"}
-    # What is left of a name without its digits must be no op's, either.
+    # A name without its digits must be no op's, either.
     prefix = next(letters for i in count(1) if (letters := "r" * i) not in op_names)
     short_names = (name for i in count() if (name := f"{prefix}{i}") not in op_names)
 

@@ -17,18 +17,18 @@ from geutil.graph.types import Graph, Tensor, as_model
 from geutil.notebook_display import Shown
 from geutil.progress import counted
 from geutil.quantize import partial_copy, range_variables
-from geutil.quantize.calibration.collecting import BEST, FAR, Collection
+from geutil.quantize.calibration.collection import BEST, FAR, Collection
 from geutil.quantize.calibration.observers import METHODS, Settings
 from geutil.quantize.calibration.ranges import RangeSite, find_sites, unquantized
 from geutil.quantize.joined_inputs import NarrowInput
-from geutil.quantize.rounding import corrections
+from geutil.quantize.rounding import targets
+from geutil.quantize.rounding.layer_runs import check_flow
 from geutil.quantize.rounding.rounding import (
     Choice,
     Rounded,
     default_rounding,
     round_weights,
 )
-from geutil.quantize.rounding.stages import check_flow
 from geutil.quantize.rounding.targets import NotRounded
 from geutil.quantize.schemes import QUANTIZE
 from geutil.quantize.spec import Range
@@ -274,7 +274,7 @@ def calibrate(
     choice = Choice.of(rounding, clipping, correct_bias, usual)
     if not choice.is_plain:
         check_flow(model.graph)
-    with corrections.cleared(model.graph, model.variables):
+    with targets.cleared(model.graph, model.variables):
         return _calibrated(model, sites, dataset, method, settings, choice, progress)
 
 
@@ -300,7 +300,7 @@ def _calibrated(
         if not choice.is_plain and _size(kept_samples) < _MOST_SAMPLES:
             kept_samples.append(sample)
     tried = collection.tried()
-    # Whatever a mask is added to is below all else then.
+    # Masked values are below all others then.
     widths = [high - low for of in tried.values() for low, high in of.values()]
     ranges_of_weights = _ranges_of_weights(weights, max(widths, default=0.0) + FAR)
     chosen = collection.chosen(tried, weights, ranges_of_weights)

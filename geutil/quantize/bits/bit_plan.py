@@ -24,7 +24,7 @@ def decibels(noise: float) -> float:
     """Return signal to noise in dB; infinity without noise.
 
     Example:
-        >>> from geutil.quantize.bits.plan import decibels
+        >>> from geutil.quantize.bits.bit_plan import decibels
         >>> decibels(0.01), decibels(0.0)
         (20.0, inf)
     """
@@ -129,7 +129,7 @@ class BitPlan(Shown):
             metric.
 
     Example:
-        >>> from geutil.quantize.bits.plan import BitOption, BitPlan, LayerBits
+        >>> from geutil.quantize.bits.bit_plan import BitOption, BitPlan, LayerBits
         >>> options = (BitOption(4, 32, 0.01, 0.02), BitOption(8, 64, 0.0001, 0.01))
         >>> layer = LayerBits(("dense",), "MatMul", 64, 4, options)
         >>> plan = BitPlan("int8", "size 40", (layer,), (), 32, 64, 0.02, 0.02, 0.01)

@@ -14,7 +14,12 @@ from geutil.cli import files, options
 from geutil.cli.files import CommandError
 from geutil.cli.options import ModelFormat, optional
 from geutil.cli.output import plain, show, show_rows, show_written, working
-from geutil.cli.running import differences, drawn_comparison, outputs_on, read_runnable
+from geutil.cli.runnables import (
+    differences,
+    drawn_comparison,
+    outputs_on,
+    read_runnable,
+)
 from geutil.cli.written import Record, Written
 from geutil.errors import ModelError
 from geutil.formats import format_by_name

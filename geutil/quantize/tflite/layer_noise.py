@@ -21,9 +21,12 @@ from geutil.errors import QuantizeError, Words
 from geutil.graph import creation, functions
 from geutil.graph.types import Tensor
 from geutil.quantize.calibration.ranges import frozen, range_values, unquantized
-from geutil.quantize.int8.converter_workarounds import read_instead
-from geutil.quantize.int8.running import Runner
-from geutil.quantize.int8.stored_results import (
+from geutil.quantize.joined_inputs import are_uneven, parts_of
+from geutil.quantize.partial_copy import PartialCopy, Replace
+from geutil.quantize.schemes import QUANTIZE
+from geutil.quantize.tflite.converter_workarounds import read_instead
+from geutil.quantize.tflite.runner import Runner
+from geutil.quantize.tflite.stored_results import (
     FileTensor,
     StoredResult,
     file_tensors,
@@ -31,9 +34,6 @@ from geutil.quantize.int8.stored_results import (
     step_of_simulation,
     stored_results,
 )
-from geutil.quantize.joined_inputs import are_uneven, parts_of
-from geutil.quantize.partial_copy import PartialCopy, Replace
-from geutil.quantize.schemes import QUANTIZE
 from geutil.select.names import LayerNames, with_layer
 from geutil.tflite.parts import Array
 
@@ -113,7 +113,7 @@ def decibels(ratio: float) -> str:
     """Return a ratio as text.
 
     Example:
-        >>> from geutil.quantize.int8.layer_noise import decibels
+        >>> from geutil.quantize.tflite.layer_noise import decibels
         >>> decibels(38.04), decibels(float("inf"))
         ('38.0 dB', 'exact')
     """
