@@ -242,7 +242,7 @@ def simulate_side_by_side(program: Program, threads: int, seed: int) -> Simulati
     rng = random.Random(seed)
     program = _with_scratch_as_tensors(program)
     successors = list(program.successors())
-    pending = [len(node.inputs) + len(node.controls) for node in program.nodes]
+    pending = program.pending()
     ready = deque(i for i, count in enumerate(pending) if not count)
     running: list[int] = []
     buffers = Buffers(program)
@@ -259,9 +259,7 @@ def simulate_side_by_side(program: Program, threads: int, seed: int) -> Simulati
             pending[successor] -= 1
             if not pending[successor]:
                 ready.append(successor)
-    stuck = next((i for i, count in enumerate(pending) if count), None)
-    if stuck is not None:
-        raise program.waits_forever(stuck)
+    program.require_done(pending)
     return buffers.simulation()
 
 
