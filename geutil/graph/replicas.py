@@ -14,14 +14,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import TransformError
 from geutil.graph import adjacency, op_types
-from geutil.graph.edits import ControlEdit, apply_edits
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure, walk_by_identity
 
@@ -221,59 +218,6 @@ def all_reduce_range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
         [count, *ends.shape.as_list()],
     )
     return tf.reduce_min(rows[:, 0], 0), tf.reduce_max(rows[:, 1], 0)
-
-
-def order_exchanges(graph: Graph) -> None:
-    """Have sums over replicas run one after another in topological order."""
-    # TensorFlow chains them on each device in the order in which they were made, when
-    # it has traced the function. A sum that an edit puts before an older one would wait
-    # for that for ever. Each replica has to call this.
-    merge_call(None, lambda _strategy, _contents: _order_exchanges(graph))
-
-
-def _order_exchanges(graph: Graph) -> None:
-    manager = graph.experimental_acd_manager
-    chains = _chains(graph)
-    if manager is None or not chains:
-        return
-    place = {
-        op: i for i, op in enumerate(adjacency.topological_sort(graph.get_operations()))
-    }
-    # Each sum has an op on every device, made in turn: all take the order of one.
-    first = chains[0]
-    order = sorted(range(len(first)), key=lambda i: place[first[i]])
-    if any(len(chain) != len(first) for chain in chains):
-        raise TransformError(
-            "replicas have different numbers of sums over replicas on their devices: "
-            f"{[len(chain) for chain in chains]}; quantize each replica alike"
-        )
-    if order == sorted(order):
-        return
-    pairs = [pair for chain in chains for pair in pairwise([chain[i] for i in order])]
-    controls = [
-        ControlEdit(op, (*op.control_inputs, before))
-        for before, op in pairs
-        if before not in op.control_inputs
-    ]
-    apply_edits(graph, controls=controls)
-    # The last stays in TensorFlow's own chain, before what is made later.
-    for before, _ in pairs:
-        if _INDEPENDENT not in before.node_def.attr:
-            manager.run_independently(before)
-
-
-_INDEPENDENT = "_independent_side_effects"
-
-
-def _chains(graph: Graph) -> list[list[Operation]]:
-    """Return the ops that TensorFlow would chain on each device, by their tokens."""
-    chains: dict[int, list[Operation]] = {}
-    for op in graph.get_operations():
-        if op.type in op_types.REDUCTIONS_OVER_REPLICAS:
-            for t in op.inputs:
-                if t.dtype == tf.resource:
-                    chains.setdefault(id(t), []).append(op)
-    return list(chains.values())
 
 
 _EXCHANGING = (

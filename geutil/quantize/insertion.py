@@ -23,6 +23,7 @@ from geutil.graph import (
 from geutil.graph.edits import (
     InputEdit,
     apply_edits,
+    order_exchanges,
     results_of,
     set_results,
 )
@@ -159,7 +160,7 @@ def insert(
     state.renew_order(graph)
     apply_edits(graph, edits)
     if builder.exchanges:
-        replicas.order_exchanges(graph)
+        order_exchanges(graph)
     everywhere: MutableIdentityMap[Tensor] = MutableIdentityMap(
         (point.tensor, quantized[point.tensor])
         for group in groups
