@@ -154,7 +154,8 @@ def worst_case(
     counted as by `predict`.
 
     Args:
-        ys_or_fetches: the fetches of the step, as in `predict`.
+        ys_or_fetches: the fetches of the step, as in `predict`; or a `Program`, which
+            is taken as it is, and with which `threads` alone counts.
         feeds: as in `predict`.
         shapes: as in `predict`.
         threads: how many ops may run at once; None is without a limit.
@@ -193,6 +194,8 @@ def worst_case(
         16000000
     """
     check_threads(threads)
+    if isinstance(ys_or_fetches, Program):
+        return worst_of(ys_or_fetches, threads)
     step = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn, device)
     return worst_of(with_onednn(step.program), threads)
 
