@@ -202,8 +202,7 @@ def drawn_comparison(model: Any, side: Runnable, samples: int = 2) -> Comparison
     """Compare a model with a file that was made from it, on drawn inputs."""
     import numpy as np
 
-    from geutil.model.comparison import Comparison
-    from geutil.model.random_samples import bounds_of_indices, random_inputs
+    from geutil.model.comparison import Comparison, bounds_of_indices, random_inputs
     from geutil.select.networks.outputs import Tally, rows_of
 
     rng, bounds = np.random.default_rng(0), bounds_of_indices(model.inputs)

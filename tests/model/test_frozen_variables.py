@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from geutil import errors, model
 from geutil.graph import creation
-from geutil.model import freezing
-from geutil.model.freezing import replace_handles
+from geutil.model import frozen_variables
+from geutil.model.frozen_variables import replace_handles
 from geutil.model.handle_values import HandleValue
 from tests.model.body_samples import gradients
 from tests.model.frozen_samples import (
@@ -283,7 +283,7 @@ def test_too_many_bytes_are_refused_before_a_variable_is_read(monkeypatch):
     def read(_):
         raise AssertionError("a variable was read")
 
-    monkeypatch.setattr(freezing.Captured, "value", read)
+    monkeypatch.setattr(frozen_variables.Captured, "value", read)
     refused(opened, "SavedModel", "100,000")
 
 

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 
 from geutil.errors import ModelError
 from geutil.notebook_display import Shown
-from geutil.notes import MADE, note
+from geutil.progress import MADE, note
 from geutil.sizes import size_text
 
 BatchAction: TypeAlias = Literal[

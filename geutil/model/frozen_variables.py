@@ -1,7 +1,7 @@
 """Variables turned into constants, in a graph and in its functions.
 
 Protobufs only: nothing is imported, and nothing is run but the arithmetic that a fold
-left (`constant_arithmetic`).
+left (`constants`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from geutil.graph.call_graph import Library
 from geutil.graph.op_types import MERGES
 from geutil.graph.walks import closure, data_inputs, node_name, short_name
 from geutil.model import handle_values, programs, shared_state
-from geutil.model.constant_arithmetic import fold_constants
+from geutil.model.constants import fold_constants
 from geutil.model.core import EditableModel, M
 from geutil.model.handle_values import Carrier, HandleValue, Version, Versions
 from geutil.model.programs import ModelProgram

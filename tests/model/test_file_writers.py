@@ -252,7 +252,7 @@ CHILD = """
 import os, resource, signal, sys
 from pathlib import Path
 from geutil import model
-from tests.model.test_saving import affine, contents
+from tests.model.test_file_writers import affine, contents
 
 path = Path(sys.argv[1])
 m = model.open(affine(5.0, 300_000).f)

@@ -1,9 +1,10 @@
-"""The report of stripping: every part that was stripped or left, and why."""
+"""Options of stripping, and its report: every part, stripped or left, and why."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
 
 from geutil.notebook_display import Shown
 
@@ -25,7 +26,7 @@ class Stripped:
         keras_layer: the path of the Keras layer that it is in; "" if there is none.
 
     Example:
-        >>> from geutil.model.strip.report import Stripped
+        >>> from geutil.model import Stripped
         >>> print(Stripped("removed", "dropout", "drop/Mul", "its input passes"))
         removed dropout 'drop/Mul': its input passes
     """
@@ -50,7 +51,7 @@ class StripReport(Shown):
         dropped_ops: the names of the ops that are not in the result, in graph order.
 
     Example:
-        >>> from geutil.model.strip.report import StripReport
+        >>> from geutil.model import StripReport
         >>> print(StripReport())
         nothing to strip
     """
@@ -92,3 +93,20 @@ class StripReport(Shown):
                 rest = len(group) - _SHOWN
                 lines.append(f"  and {rest} more, in .{group[0].action}")
         return "\n".join(lines)
+
+
+@dataclass(frozen=True)
+class StripOptions:
+    """The caller's choices, which the graph does not tell."""
+
+    # The value for each input or placeholder that is to be a constant.
+    switches: Mapping[str, Any] = field(default_factory=dict)
+    # For batch norms the variables of their moving mean and variance.
+    statistics: Mapping[str, tuple[Any, Any]] = field(default_factory=dict)
+    keep: tuple[str, ...] = ()  # Ops and name scopes that stay as they are.
+    # For ops their value at inference; None is that of an input.
+    neutral: Mapping[str, Any] = field(default_factory=dict)
+
+    def keeps(self, name: str) -> bool:
+        """Tell whether an op of that name stays as it is."""
+        return any(name == scope or name.startswith(f"{scope}/") for scope in self.keep)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.errors import PlanError
-from geutil.pipeline.stages import cut_sequence, lower_largest
+from geutil.pipeline.stage_memory import cut_sequence, lower_largest
 
 numbers = st.lists(st.integers(0, 20), min_size=1, max_size=9)
 

@@ -10,7 +10,7 @@ from google.protobuf import text_format
 import geutil as ge
 from geutil.errors import ModelError
 from geutil.graph.protos import MetaGraphDef, SavedModel
-from geutil.model.files.reading import (
+from geutil.model.files.proto_files import (
     read_graph_def,
     read_saved_model,
     select_meta_graph,

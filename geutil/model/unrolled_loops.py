@@ -27,8 +27,7 @@ from geutil.model.programs import (
     redirect,
     rename_nodes,
 )
-from geutil.model.strip.strip_options import keep_of, program_of_parts
-from geutil.model.to_graph import GraphParts, materialize
+from geutil.model.to_graph import GraphParts, keep_of, materialize, program_of_parts
 from geutil.rewrite import Match, Op, Rule, rewrite
 from geutil.rewrite.rules import constant_folding
 from geutil.select.queries import select_ops

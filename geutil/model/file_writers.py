@@ -17,7 +17,7 @@ from geutil.errors import ModelError, Words
 from geutil.formats import refusal
 from geutil.graph import op_types, protos, training_flags
 from geutil.graph.walks import node_name, short_name, tensor_name
-from geutil.model import freezing, programs
+from geutil.model import frozen_variables, programs
 from geutil.model.core import EditableModel
 from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState
@@ -255,7 +255,7 @@ def _tell_what_opening_misses(graph_def: Any, outputs: list[str]) -> None:
 
 def stateless_program(model: EditableModel) -> ModelProgram:
     """Return the frozen program of a model that captures nothing."""
-    program = freezing.frozen_program(model)
+    program = frozen_variables.frozen_program(model)
     if program.captures:
         readers = {
             node_name(text): f"'{node.name}' ({node.op})"

@@ -19,11 +19,11 @@ from geutil.errors import ModelError, TFLiteError, Words
 from geutil.formats import is_tflite_file
 from geutil.graph import functions, strategy_variables, training_flags, types
 from geutil.model.core import Signatures
-from geutil.model.files import keras_files, reading, validation
+from geutil.model.files import keras_files, proto_files, validation
 from geutil.model.model import Model
 from geutil.model.programs import Ancestor, ModelProgram
 from geutil.model.shared_state import SharedState
-from geutil.model.sources import frozen_handles, graph_defs, objects
+from geutil.model.sources import graph_defs, objects
 from geutil.model.sources.graph_defs import Ends
 from geutil.model.sources.objects import DEFAULT_SIGNATURE, Source
 from geutil.model.sources.saved_model_folders import open_saved_model
@@ -270,12 +270,14 @@ def _source(
     if isinstance(source, str | os.PathLike):
         path = Path(source)
         if path.suffix in (".pb", ".pbtxt") and not path.is_dir():
-            graph_def = reading.read_graph_def(path)
+            graph_def = proto_files.read_graph_def(path)
             return _of_graph_def(graph_def, f"'{path}'", name, inputs, outputs)
         if path.suffix in keras_files.KERAS_SUFFIXES and path.is_file():
             return _of_keras_model(objects.load_keras_file(path), name)
         if path.is_file():
-            raise ModelError(f"'{path}' is {reading.what_is(path)}; pass {ACCEPTED}")
+            raise ModelError(
+                f"'{path}' is {proto_files.what_is(path)}; pass {ACCEPTED}"
+            )
         return open_saved_model(path, tags)
     if isinstance(source, tf.compat.v1.GraphDef):
         # The caller's GraphDef must not change when the model is edited.
@@ -301,7 +303,7 @@ def _of_graph_def(
     outputs: Ends,
 ) -> Source:
     """Return the source of a GraphDef with one signature."""
-    frozen = frozen_handles.insert_handles(graph_def)
+    frozen = graph_defs.insert_handles(graph_def)
     validation.check_graph_def(graph_def, what)
     ends = (
         graph_defs.named_ends(graph_def, inputs, what, "input"),
