@@ -77,7 +77,7 @@ OWN_PRIVATE = {
     "reroute.views": VIEW,
     # The place of a table in a flatbuffer, which the generated classes call so.
     "tflite.reader": {"_tab"},
-    "tflite.writing": {"_tab"},
+    "tflite.writer": {"_tab"},
     # What notebooks ask for, by that name.
     "report.pages": {"_repr_html_"},
     # A public method of every NamedTuple.
@@ -297,7 +297,7 @@ WRONG = {
         ("quantize.single_insertion", "from geutil.batchnorm import FoldReport"),
         ("quantize.contrib_rewriters", "from geutil.gradients import gradients"),
         ("batchnorm.fold", "from geutil.quantize import rewriters"),
-        ("model.saving", "from geutil.report import text"),
+        ("model.file_writers", "from geutil.report import text"),
         ("memory.predict", "from geutil.reroute import swap_ts"),
         ("errors", "from geutil.graph.types import is_op"),
         ("version", "from geutil.graph.types import is_op"),

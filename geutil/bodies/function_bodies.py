@@ -7,8 +7,9 @@ another op, which takes the place of the old one (`replace_caller`): TensorFlow 
 change the number of an op's inputs or outputs.
 
 `OpenedFunctions` does so for a graph that stays the caller's: all at once, whatever can
-be opened, within a transaction. A model's functions (`geutil.model.functions`) are
-opened when they are asked for, keep their names for users, and change their arguments.
+be opened, within a transaction. The functions of a model are opened when they are asked
+for (`geutil.model.function_library`), keep their names for users, and change their
+arguments.
 """
 
 from __future__ import annotations

@@ -149,7 +149,7 @@ def _save(work: Work, step: PipelineStep) -> Any:
 
 def _tflite(work: Work, step: PipelineStep) -> Any:
     from geutil.quantize import to_tflite
-    from geutil.quantize.calibration.ranges import live_simulations
+    from geutil.quantize.planning.network import live_simulations
 
     scheme = step.option("scheme") or work.scheme
     if scheme is None and not live_simulations(work.model.graph):
@@ -211,7 +211,7 @@ def run(job: jobs.Job, place: Path) -> None:
             seconds = time.monotonic() - began
             notes["steps"].append({"name": name, "seconds": seconds, "text": text})
         notes["complete"] = True
-    # Whatever a model brings about is told of it.
+    # Any failure of a model is told of it.
     except Exception as error:
         traceback.print_exc()
         notes["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -237,7 +237,7 @@ def _work(
         if stages is not None:
             new = work.files[before:]
             label = f"{len(stages)}: {step}"
-            # What was written is a stage if it is a file; the model did not change.
+            # A written file is a stage; the model did not change.
             if not new:
                 stages[label] = work.model.cut()
             elif new[0].endswith(".tflite"):

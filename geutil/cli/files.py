@@ -307,7 +307,7 @@ class Batches:
     def files(self) -> FileBatches:
         """The batches as the library takes them."""
         from geutil.data_files import FileBatches
-        from geutil.tflite.names import file_names
+        from geutil.tflite.op_names import file_names
 
         return FileBatches(self.path, self.size, CommandError, self.inputs, file_names)
 

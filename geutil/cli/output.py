@@ -171,7 +171,7 @@ def plain(value: Any) -> Any:
         return {
             field.name: plain(getattr(value, field.name))
             for field in fields(value)
-            # What is not shown is there for further questions.
+            # The rest is there for further questions.
             if field.repr
         }
     if isinstance(value, Mapping):

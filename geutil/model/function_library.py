@@ -266,7 +266,7 @@ class Entry:
 
     @property
     def edited(self) -> bool:
-        """Whether the body is another than the definition."""
+        """True if the body is another than the definition."""
         return self.body is not None and self.body.state() != self.written
 
 
@@ -290,7 +290,7 @@ class FunctionLibrary:
 
     @property
     def is_written(self) -> bool:
-        """Whether bodies are being written back, and none is on access."""
+        """True if bodies are being written back, and none is on access."""
         return self._syncing
 
     def edited(self, besides: Entry | None = None) -> list[Entry]:

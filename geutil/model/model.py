@@ -14,18 +14,17 @@ from geutil import lazy
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.model import (
     comparison,
-    composition,
     constants,
     file_writers,
     frozen_variables,
     function_edits,
+    joined_models,
     model_ends,
     training_parts,
     unrolled_loops,
 )
 from geutil.model.batch_size import size_change
 from geutil.model.comparison import Comparison
-from geutil.model.composition import Links
 from geutil.model.core import EditableModel, ModelFunction, Signatures
 from geutil.model.function_edits import Value, sync, sync_below
 from geutil.model.function_library import (
@@ -35,6 +34,7 @@ from geutil.model.function_library import (
     FunctionLibrary,
     Functions,
 )
+from geutil.model.joined_models import Links
 from geutil.model.model_ends import Selection
 from geutil.model.shared_state import SharedState, check_copies, restore
 from geutil.model.sources.objects import Source
@@ -555,7 +555,7 @@ class Model(EditableModel):
             >>> m.run(x=[1.0])
             {'y': array([200.], dtype=float32)}
         """
-        return composition.splice(self, other, replaced, feeds, scope, signature)
+        return joined_models.splice(self, other, replaced, feeds, scope, signature)
 
     def join(
         self,
@@ -608,7 +608,7 @@ class Model(EditableModel):
             {'y': array([3.], dtype=float32), 'of_z': array([6.], dtype=float32),
              'of_x': array([3.], dtype=float32)}
         """
-        return composition.join(self, other, inputs, scope, signature)
+        return joined_models.join(self, other, inputs, scope, signature)
 
     def prepend(
         self,
@@ -652,7 +652,7 @@ class Model(EditableModel):
             >>> list(m.signatures)
             ['serving_default', 'text']
         """
-        return composition.prepend(self, other, inputs, signature)
+        return joined_models.prepend(self, other, inputs, signature)
 
     def append(
         self,
@@ -690,7 +690,7 @@ class Model(EditableModel):
             >>> model.open(f).append(model.open(largest)).run(x=[1.0, 2.0])
             {'largest': array(4., dtype=float32)}
         """
-        return composition.append(self, other, inputs, signature)
+        return joined_models.append(self, other, inputs, signature)
 
     def rename(
         self,

@@ -214,7 +214,7 @@ def _check_powers(path: Path, *, allowed: str) -> None:
     except ModelError:
         if allowed == "compute":
             raise
-        # What it is, and what is wrong with it, opening tells.
+        # Opening tells its kind and its faults.
         return
     if found.computes_only:
         return

@@ -15,7 +15,8 @@ from typing import Any, Literal
 import numpy as np
 
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
-from geutil.graph import adjacency, colocation, edits, op_types, types
+from geutil.graph import adjacency, edits, op_types, types
+from geutil.graph.placement import colocation_names
 from geutil.graph.types import GivenShapes, Operation, Tensor, is_stateful, type_name
 from geutil.memory.executor import Pipeline, Schedule, Stage
 from geutil.memory.sizes import tensor_bytes
@@ -298,7 +299,7 @@ class _Line:
         by_name = {op.name: op for op in self._ops}
         groups: dict[str, dict[Operation, None]] = {}
         for op in self._ops:
-            names = colocation.colocation_names(op)
+            names = colocation_names(op)
             names += [t.op.name for t in op.inputs if is_handle(t.op)]
             for name in names:
                 group = groups.setdefault(name, {})
@@ -568,7 +569,7 @@ def _check_moved_together(ops: Sequence[Operation]) -> None:
         return
     inside = {op.name for op in ops}
     for op in ops[0].graph.get_operations():
-        for name in colocation.colocation_names(op):
+        for name in colocation_names(op):
             if (op.name in inside) != (name in inside) and name != op.name:
                 moved, other = (op.name, name) if op.name in inside else (name, op.name)
                 raise TransformError(

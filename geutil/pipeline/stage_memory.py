@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from geutil.errors import PlanError
-from geutil.graph import adjacency, colocation, creation, op_types, runtime, types
+from geutil.graph import adjacency, creation, op_types, runtime, types
+from geutil.graph.placement import colocation_names
 from geutil.graph.resource_variables import dtype_behind, shape_behind
 from geutil.graph.types import GivenShapes, Operation, Tensor
 from geutil.memory.executor import simulate
@@ -335,7 +336,7 @@ def _piece(op: Operation, pieces: Mapping[Operation, int]) -> int:
     met: set[Operation] = set()
     while op not in pieces and op not in met:
         met.add(op)
-        names = colocation.colocation_names(op)
+        names = colocation_names(op)
         readers = list(adjacency.successors(op))
         if names:
             op = op.graph.get_operation_by_name(names[0])

@@ -24,14 +24,14 @@ from hypothesis import strategies as st
 
 from geutil import model
 from geutil.cli import batch_child
-from geutil.cli.app import app
+from geutil.cli.commands import app
 from geutil.cli.main import run
 from geutil.errors import ArgumentTypeError, GeutilError, ModelError
 from geutil.formats import format_by_name
 from geutil.jobs import batch_inputs, executors, model_job
 from geutil.jobs.batches import LOCK
 from geutil.model import BatchEntry, BatchReport, RayExecutor, batch
-from geutil.quantize.calibration.calibrating import BEST
+from geutil.quantize.calibration.calibration import BEST
 from geutil.quantize.calibration.observers import METHODS
 from geutil.quantize.schemes import SCHEMES
 from geutil.report.rows import rows_of

@@ -25,8 +25,8 @@ import tensorflow as tf
 
 from geutil.errors import ModelError, Words
 from geutil.graph import op_types, strategy_variables
-from geutil.graph.graph_collections import VariableFacts, uninitialized_variable
 from geutil.graph.protos import op_def_of
+from geutil.graph.resource_variables import VariableFacts, uninitialized_variable
 from geutil.graph.types import Graph, is_op, is_tensor, type_name
 from geutil.graph.walks import node_name, short_name, tensor_name
 from geutil.model import frozen_variables, handle_values, programs

@@ -15,9 +15,9 @@ import tensorflow as tf
 
 from geutil.errors import ModelError
 from geutil.graph import protos, training_flags, types
-from geutil.graph.graph_collections import VariableFacts, variable_facts
 from geutil.graph.keras_calls import LayerCall, calls_by_scopes
 from geutil.graph.protos import SavedModel
+from geutil.graph.resource_variables import VariableFacts, variable_facts
 from geutil.graph.types import Graph
 from geutil.model.files import proto_files, validation, wire
 from geutil.model.files.proto_files import PathLike

@@ -33,9 +33,9 @@ from geutil.model.sources.tflite_values import (
     plain,
     same_steps,
 )
+from geutil.tflite.effects import called_graphs
 from geutil.tflite.file import LiteFile
 from geutil.tflite.parts import FLEX, LiteGraph, LiteOp, LiteSignature, LiteTensor
-from geutil.tflite.state import called_graphs
 
 _UNPACKING = frozenset(("DENSIFY", "DEQUANTIZE"))
 
