@@ -248,7 +248,7 @@ def test_numbers_that_index_something_stay_below_its_length(monkeypatch):
 
 def test_no_random_values():
     m = opened(
-        lambda x: {"y": tf.quantization.dequantize(x, 0.0, 1.0, tf.qint8)},
+        lambda x: {"y": tf.quantization.dequantize(x, 0.0, 1.0)},
         tf.TensorSpec([2], tf.qint8, "x"),
     )
     with pytest.raises(model.ModelError, match="of dtype qint8"):
