@@ -18,14 +18,16 @@ at a time, and what makes the arena no larger is kept.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from geutil.graph.walks import tree
 from geutil.tflite.arena import ArenaProgram
 
 Order = Sequence[int]
+_Partial = tuple[tuple[int, ...], tuple[int, ...], list[int]]
 
 _LONGEST_BURST = 48
 """So many operations are looked ahead for what ends with no more bytes alive."""
@@ -33,9 +35,9 @@ _NEAR = 0.5
 """Half of the moves start from an operation near the step where most is alive."""
 _RUNS = 0.5
 """Half of the moves swap two runs of operations."""
-_LONGEST_RUN = 12
 _WINDOW = 6
 """As near as this."""
+_LONGEST_RUN = 2 * _WINDOW
 
 
 class LeastPeak(NamedTuple):
@@ -324,32 +326,25 @@ def all_orders(program: ArenaProgram, most: int) -> list[list[int]] | None:
         [[0, 1, 2], [0, 2, 1], [2, 0, 1]]
         >>> all_orders(ArenaProgram(3, [], after=[(0, 1)]), 2)
     """
-    waits, behind = list(map(len, program.before)), program.behind
+    waits = [*map(len, program.before)]
+    # Those that have run; those that may run next; for each, how many it waits for.
+    start: _Partial = (), tuple(i for i, n in enumerate(waits) if not n), waits
+
+    def following(at: _Partial) -> Iterator[_Partial]:
+        order, ready, waits = at
+        for i in ready:
+            left = [*waits]
+            for j in program.behind[i]:
+                left[j] -= 1
+            new = (j for j in program.behind[i] if not left[j])
+            yield (*order, i), tuple(sorted({*ready, *new} - {i})), left
+
     found: list[list[int]] = []
-    order: list[int] = []
-    # What may still run in each step, behind what has run; the last is tried next.
-    choices = [[i for i, n in enumerate(waits) if not n][::-1]]
-    ready = [list(choices[0])]
-    while choices:
+    for order, *_ in tree([start], following):
         if len(order) == program.count:
-            found.append(list(order))
-            if len(found) > most:
-                return None
-        if choices[-1]:
-            i = choices[-1].pop()
-            order.append(i)
-            for j in behind[i]:
-                waits[j] -= 1
-            new = [j for j in behind[i] if not waits[j]]
-            left = sorted([*(j for j in ready[-1] if j != i), *new], reverse=True)
-            ready.append(left)
-            choices.append(list(left))
-            continue
-        choices.pop()
-        ready.pop()
-        if order:
-            for j in behind[order.pop()]:
-                waits[j] += 1
+            found.append([*order])
+        if len(found) > most:
+            return None
     return found
 
 
