@@ -27,7 +27,9 @@ from geutil.graph.walks import tree
 from geutil.tflite.arena import ArenaProgram
 
 Order = Sequence[int]
-_Partial = tuple[tuple[int, ...], tuple[int, ...], list[int]]
+_Partial = tuple[tuple[int, ...], int, tuple[int, ...], list[int]]
+"""The operations that have run, the next one, those that could run in its place, and
+for each operation how many it waits for."""
 
 _LONGEST_BURST = 48
 """So many operations are looked ahead for what ends with no more bytes alive."""
@@ -320,22 +322,23 @@ def all_orders(program: ArenaProgram, most: int) -> list[list[int]] | None:
         >>> all_orders(ArenaProgram(3, [], after=[(0, 1)]), 2)
     """
     waits = [*map(len, program.before)]
-    # Those that have run; those that may run next; for each, how many it waits for.
-    start: _Partial = (), tuple(i for i, n in enumerate(waits) if not n), waits
+    first = tuple(i for i, n in enumerate(waits) if not n)
 
     def following(at: _Partial) -> Iterator[_Partial]:
-        order, ready, waits = at
-        for i in ready:
-            left = [*waits]
-            for j in program.behind[i]:
-                left[j] -= 1
-            new = (j for j in program.behind[i] if not left[j])
-            yield (*order, i), tuple(sorted({*ready, *new} - {i})), left
+        order, i, ready, waits = at
+        left, behind = [*waits], program.behind[i]
+        for j in behind:
+            left[j] -= 1
+        new = (j for j in behind if not left[j])
+        ready = tuple(sorted({*ready, *new} - {i}))
+        order = (*order, i)
+        return ((order, j, ready, left) for j in ready)
 
-    found: list[list[int]] = []
-    for order, *_ in tree([start], following):
-        if len(order) == program.count:
-            found.append([*order])
+    found: list[list[int]] = [] if first else [[]]
+    starts: list[_Partial] = [((), i, first, waits) for i in first]
+    for order, i, *_ in tree(starts, following):
+        if len(order) == program.count - 1:
+            found.append([*order, i])
         if len(found) > most:
             return None
     return found
