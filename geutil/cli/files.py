@@ -146,7 +146,7 @@ def read_model(
         _check_content(path, signature)
     start_keras() if path.suffix in _KERAS_SUFFIXES else start_tensorflow()
     from geutil.model import ModelError, from_tflite, open
-    from geutil.model.opening import open_without_values
+    from geutil.model.opener import open_without_values
 
     with working(f"opening {path.name}"):
         if not is_lite(path):

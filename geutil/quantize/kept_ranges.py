@@ -16,10 +16,10 @@ import numpy as np
 
 from geutil import tflite
 from geutil.errors import QuantizeError
-from geutil.quantize.bits.plan import overrides_of
-from geutil.quantize.calibration.calibrating import set_ranges_of_weights
+from geutil.quantize.bits.bit_plan import overrides_of
+from geutil.quantize.calibration.calibration import set_ranges_of_weights
 from geutil.quantize.calibration.ranges import find_sites
-from geutil.quantize.quantizing import quantize
+from geutil.quantize.simulation import quantize
 from geutil.quantize.spec import Range
 from geutil.tflite import LiteFile
 from geutil.tflite.effects import without

@@ -176,7 +176,7 @@ def _arena(
 
 
 Fit = Literal["tightest", "first"]
-"""Which gap a buffer gets: the one that leaves least, or the first."""
+"""The gap that a buffer gets: the one that leaves least, or the first."""
 
 
 class ArenaBuffer(NamedTuple):

@@ -70,7 +70,7 @@ def least_peak(program: ArenaProgram, *, iterations: int = 20_000) -> LeastPeak:
     best = [*range(program.count)]
     space = _Space(program)
     upper, bound, states = program.peak(best), space.bound, 0
-    # What was asked for in vain without a proof is not asked for again.
+    # A size asked for in vain without a proof is not asked for again.
     hopeless = bound - 1
     while bound < upper and states < iterations:
         limit = bound if hopeless < bound else (hopeless + upper) // 2

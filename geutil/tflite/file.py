@@ -14,7 +14,6 @@ from typing import Any
 from geutil import lazy
 from geutil.tflite import (
     composition,
-    conversion,
     cutting,
     looking,
     making,
@@ -23,6 +22,7 @@ from geutil.tflite import (
     resizing,
     stripping,
     surgery,
+    type_changes,
     verify,
 )
 from geutil.tflite.arguments import checked
@@ -144,8 +144,8 @@ class LiteFile(Contents):
     set_batch_size = resizing.set_batch_size
     set_input_shape = resizing.set_input_shape
     set_quantization = numbers.set_quantization
-    set_io_type = conversion.set_io_type
-    dequantize = conversion.dequantize
+    set_io_type = type_changes.set_io_type
+    dequantize = type_changes.dequantize
     append = composition.append
     prepend = composition.prepend
     splice = composition.splice

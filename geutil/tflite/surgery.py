@@ -8,7 +8,6 @@ from typing import Any
 from geutil.errors import TFLiteError
 from geutil.tflite import effects, looking, making
 from geutil.tflite.arguments import checked
-from geutil.tflite.conversion import give_ends
 from geutil.tflite.edit_plan import EditPlan, Incoming, check_alike
 from geutil.tflite.looking import GraphLike, OpLike, OpsLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
@@ -19,6 +18,7 @@ from geutil.tflite.parts import (
     LiteSignature,
     LiteTensor,
 )
+from geutil.tflite.type_changes import give_ends
 
 Replacement = str | LiteOp | LiteGraph | Contents
 

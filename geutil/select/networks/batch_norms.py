@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.exchanges import own_summand
 from geutil.graph.op_types import FUSED_NORMS, SELECTS
+from geutil.graph.replicas import own_summand
 from geutil.graph.types import Operation, Tensor
 from geutil.select.networks.layers import data_format
 from geutil.select.networks.provenance import origin_of, scalar_value
@@ -40,7 +40,7 @@ class FusedNorm:
 
     @property
     def trains(self) -> bool:
-        """Whether it normalizes by the statistics of the batch."""
+        """True if it normalizes by the statistics of the batch."""
         return bool(self.op.get_attr("is_training"))
 
     @property
