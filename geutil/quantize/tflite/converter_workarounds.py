@@ -47,6 +47,7 @@ import tensorflow as tf
 from geutil import tflite
 from geutil.graph import creation, op_types
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
+from geutil.graph.walks import walk
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning import fused_ops
 from geutil.quantize.planning.fused_ops import Moved
@@ -105,13 +106,11 @@ def find_dilated(graph: Graph) -> list[Dilated]:
 
 
 def _is_computed_from_shapes(each: Moved) -> bool:
-    waiting = list(dict.fromkeys(t.op for t in each.numbers))
-    for op in waiting:
-        if op.type.startswith("Placeholder"):
-            return False
-        if op.type != "Shape":
-            waiting += [t.op for t in op.inputs if t.op not in waiting]
-    return True
+    def before(op: Operation) -> list[Operation]:
+        return [] if op.type == "Shape" else [t.op for t in op.inputs]
+
+    sources = walk((t.op for t in each.numbers), before)
+    return not any(op.type.startswith("Placeholder") for op in sources)
 
 
 def _moves(moved_convolutions: Sequence[Moved], size: int) -> list[list[Array]]:
