@@ -27,7 +27,7 @@ from geutil.quantize.bits.bit_plan import BitOption
 from geutil.quantize.calibration.calibration import batches as batches_of
 from geutil.quantize.calibration.calibration import calibrate
 from geutil.quantize.calibration.ranges import Probe, frozen, range_values, unquantized
-from geutil.quantize.calibration.trials import noise_share
+from geutil.quantize.calibration.trials import free_name, noise_share
 from geutil.quantize.partial_copy import Replace, values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, PRODUCTS
 from geutil.quantize.planning.network import BODIES, live_simulations
@@ -346,7 +346,9 @@ class SwitchedNetwork:
         self._samples = list(samples)
         self._values = [values_by_bits(layer, [*bits, BYTE]) for layer in layers]
         kernels = [kernel.tensor for layer in layers for kernel in layer.kernels]
-        self._feeds = _names_besides(model.inputs, len(kernels))
+        self._feeds = [
+            free_name(f"weights{index}", model.inputs) for index in range(len(kernels))
+        ]
         # A copy takes any tensor as an input, and nothing that is behind it.
         inputs = {**model.inputs, **dict(zip(self._feeds, kernels, strict=True))}
         self._names = list(model.outputs)
@@ -435,11 +437,3 @@ def _probe(model: Any, inputs: Mapping[str, Tensor], replace: Replace) -> Probe:
 def _outputs(probe: Probe, sample: Sample, names: Sequence[str]) -> Outputs:
     found = probe.run(sample)[""]
     return {name: found[str(index)] for index, name in enumerate(names)}
-
-
-def _names_besides(names: Mapping[str, Tensor], count: int) -> list[str]:
-    """Return names of inputs that no input has yet."""
-    prefix = "weights"
-    while any(name.startswith(prefix) for name in names):
-        prefix += "_"
-    return [f"{prefix}{index}" for index in range(count)]
