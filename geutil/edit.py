@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from geutil.reroute.detaching import (
+from geutil.reroute.views import (
     bypass,
     connect,
     detach,

@@ -13,12 +13,12 @@ import tensorflow as tf
 
 from benchmarks.networks import ALL_NETWORKS
 from benchmarks.schedules.steps import SIZES
-from geutil.gradients import tensor_sizes
 from geutil.gradients.planner import Problem
 from geutil.gradients.planning.step_problem import step_problem
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
+from geutil.memory.sizes import settle_shapes
 
 _TINY = 1000
 """Nodes below this part of the largest one are tiny."""
@@ -37,7 +37,7 @@ def network_problem(network: str) -> Problem:
     def trace(*batch: tf.Tensor) -> Any:
         loss = step.loss(*batch)
         plain = build_step(loss, step.variables)
-        tensor_sizes.settle_shapes(plain.ops())
+        settle_shapes(plain.ops())
         program = StepProgram(plain, updates="apart")
         found.append(step_problem(plain, AlwaysKept(plain), program).problem)
         return loss

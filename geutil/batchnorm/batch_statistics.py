@@ -11,7 +11,7 @@ from geutil.batchnorm.norms import Norm, Obstacle
 from geutil.graph import adjacency, creation, types
 from geutil.graph.types import Operation, Tensor
 from geutil.graph.walks import closure, walk
-from geutil.reroute.control_edges import add_control_inputs
+from geutil.reroute.tensors import add_control_inputs
 from geutil.select.networks import batch_norms, moving_averages
 from geutil.select.networks.moving_averages import MovingVariable, NoAverage
 from geutil.select.networks.provenance import Origin, Origins, is_statistic

@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any
 from geutil.errors import spoken_with
 from geutil.formats import is_tflite_file
 from geutil.jobs import model_job as jobs
-from geutil.jobs.processes import SERVE, serve
-from geutil.jobs.report import write_json
-from geutil.jobs.sources import DataSource
-from geutil.jobs.steps import PipelineStep
+from geutil.jobs.batch_inputs import DataSource, PipelineStep
+from geutil.jobs.batch_report import write_json
+from geutil.jobs.model_job import SERVE, serve
 
 if TYPE_CHECKING:
     from geutil.model import Model
@@ -129,7 +128,7 @@ def _batches(work: Work) -> Any:
     """Return the data of a model, as `calibrate` takes it."""
     import numpy as np
 
-    from geutil.model.random_samples import bounds_of_indices, random_inputs
+    from geutil.model.comparison import bounds_of_indices, random_inputs
 
     data = work.data
     if data is None or data.path is not None:
@@ -196,7 +195,7 @@ STEPS: Mapping[str, Callable[[Work, PipelineStep], Any]] = {
     "save": _save,
     "tflite": _tflite,
 }
-"""The functions that do the steps, by their names in `geutil.jobs.steps.OPTIONS`."""
+"""The functions of steps, by their names in `geutil.jobs.batch_inputs.OPTIONS`."""
 
 
 def run(job: jobs.Job, place: Path) -> None:
@@ -313,7 +312,7 @@ def _do(place: Path) -> None:
 def _import_all() -> None:
     """Import the modules of all steps, without a thread: nothing is run."""
     import geutil.batchnorm
-    import geutil.model.opening
+    import geutil.model.opener
     import geutil.quantize
     import geutil.report  # noqa: F401
 

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from geutil.notes import STEP, note
+from geutil.progress import STEP, note
 from geutil.sizes import size_text
 
 

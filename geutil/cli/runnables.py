@@ -149,7 +149,7 @@ def outputs_on(side: Runnable, data: Path, batch: int, *, tell: bool = True) -> 
 
 def fed(side: Runnable, arrays: Mapping[str, Any]) -> Arrays:
     """Return the array of each input, by its name in the model or in a file."""
-    from geutil.tflite.names import file_names
+    from geutil.tflite.op_names import file_names
 
     of_file = file_names(list(arrays))
     by_name = {of_file[name]: name for name in arrays}
@@ -202,8 +202,7 @@ def drawn_comparison(model: Any, side: Runnable, samples: int = 2) -> Comparison
     """Compare a model with a file that was made from it, on drawn inputs."""
     import numpy as np
 
-    from geutil.model.comparison import Comparison
-    from geutil.model.random_samples import bounds_of_indices, random_inputs
+    from geutil.model.comparison import Comparison, bounds_of_indices, random_inputs
     from geutil.select.networks.outputs import Tally, rows_of
 
     rng, bounds = np.random.default_rng(0), bounds_of_indices(model.inputs)
@@ -241,7 +240,7 @@ def differences(
 
 def _pairs(ours: list[str], theirs: list[str]) -> Iterator[tuple[str, str]]:
     """Pair outputs by their names in model or file; else one by one in order."""
-    from geutil.tflite.names import file_names
+    from geutil.tflite.op_names import file_names
 
     named_as_file = {name: file_names(ours)[name] for name in ours}
     named_as_model = {file: name for name, file in file_names(theirs).items()}

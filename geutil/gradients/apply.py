@@ -32,7 +32,6 @@ from geutil.gradients.step import (
     first_results,
     long_sums,
     order_of_addition,
-    reached,
     tensors_of,
     with_replaced,
 )
@@ -47,6 +46,7 @@ from geutil.graph.types import (
     Operation,
     Tensor,
 )
+from geutil.graph.walks import closure
 from geutil.memory.kernels import cpu
 from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
@@ -315,7 +315,7 @@ def move_gradients(
     # recomputes others.
     there = MutableIdentityMap(stand_in_gradients)
     new_ops = frozenset(state.ops_since(step.graph, before))
-    late = reached(
+    late = closure(
         step.seeds, lambda op: new_ops.intersection(adjacency.successors(op))
     )
 
@@ -423,7 +423,7 @@ def without_joined(
         is_joined = op.type in JOINED and len(op.outputs[0].consumers()) == 1
         return producers if is_joined else []
 
-    return tuple(op for op in reached(awaited, joined_with) if not joined_with(op))
+    return tuple(op for op in closure(awaited, joined_with) if not joined_with(op))
 
 
 def pin_sum_inputs(

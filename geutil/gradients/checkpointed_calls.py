@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.gradients import tensor_sizes, updates
+from geutil.gradients import updates
 from geutil.gradients.apply import move_gradients
 from geutil.gradients.barriers import HOST, Offload, with_returns
 from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, Options, choose_all
@@ -29,7 +29,7 @@ from geutil.gradients.preparation import Prepared, keep_all
 from geutil.gradients.report import publish
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import AlwaysKept, Keeping, resolve
-from geutil.gradients.step import PlainStep, build_step, reached
+from geutil.gradients.step import PlainStep, build_step
 from geutil.graph import (
     adjacency,
     creation,
@@ -42,6 +42,8 @@ from geutil.graph import (
 )
 from geutil.graph.keras_calls import LosingLayer, losses_taken
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
+from geutil.graph.walks import closure
+from geutil.memory import sizes
 from geutil.memory.sizes import tensor_bytes
 from geutil.select.walks import get_backward_walk_ops
 
@@ -285,7 +287,7 @@ def _call_in_graph(call: Callable[[], Any], options: Options, *, alone: bool) ->
     placement.plan_for(graph, options.device)
     ends = (first, state.count_ops(graph), alone, options.offloading())
     differentiated = _Call(options, graph, tuple(ys), inputs, *ends)
-    _calls_in(graph).count += 1
+    state.slot(graph, _GraphCalls).count += 1
     stand_ins = IdentityMap(zip(ys, differentiated.stand_ins(), strict=True))
     return tf.nest.pack_sequence_as(
         result, [stand_ins.get(t, t) for t in leaves], expand_composites=True
@@ -311,7 +313,7 @@ def _read_from_outside(
         is_known = t.op.type == "Const" and runtime.is_watched(t)
         return t.op in new_ops and not (is_known or t.op.type in _GIVEN)
 
-    ops = reached(
+    ops = closure(
         (y.op for y in ys if is_made(y)),
         lambda op: (t.op for t in op.inputs if is_made(t)),
     )
@@ -429,13 +431,13 @@ class _Call:
         step = build_step(ys, xs, grad_ys, {"stop_gradients": list(xs)})
         gap = range(indices[0], indices[1] + 1) if later else range(0)
         step = replace(step, first=self.first, gap=gap)
-        tensor_sizes.settle_shapes(step.ops())
+        sizes.settle_shapes(step.ops())
 
         def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
             return self._choose(step, kept, later)
 
         chosen = choose_all(step, self.options, self.encoder, choose)
-        calls = _calls_in(self.graph)
+        calls = state.slot(self.graph, _GraphCalls)
         plan = calls.behind_others(chosen.plan, step.seeds)
         if not runtime.is_compiled_by_xla(self.graph):
             plan = with_returns(plan, self.offload)
@@ -475,7 +477,7 @@ class _Call:
             plan = plan_recomputation(step, keeping, spare_last=ends)
             # Each of the calls holds the chosen tensors, and one works at a time.
             held = sum(map(tensor_bytes, keeping.chosen))
-            held *= _calls_in(self.graph).count
+            held *= state.slot(self.graph, _GraphCalls).count
             working = max((_bytes(s.ops) for s in plan.segments), default=0)
             if checkpoints != "memory" or ends or held + working < size:
                 return keeping, plan
@@ -526,15 +528,6 @@ class _GraphCalls:
             for s in plan.segments
         )
         return replace(plan, segments=tuple(segments)) if ends else plan
-
-
-def _calls_in(graph: Graph) -> _GraphCalls:
-    """Return the notes on the checkpointed calls in a graph."""
-    graph_state = state.state_of(graph)
-    if graph_state.checkpointed_calls is None:
-        graph_state.checkpointed_calls = _GraphCalls()
-    calls: _GraphCalls = graph_state.checkpointed_calls
-    return calls
 
 
 def _is_little(ops: Iterable[Operation], limit: float) -> bool:

@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, PlanError, SelectionError
-from geutil.gradients import tensor_sizes
 from geutil.gradients.barriers import HOST, Offload
 from geutil.gradients.encoding_ops import Encoder
 from geutil.gradients.encodings import Encoding, EncodingPlan, plan_encodings
@@ -348,7 +347,7 @@ class _CandidateSearch:
         if part.encodings:
             plain_time = step.total_time or 1.0
             step = self._encoder.encode(step, part)
-            tensor_sizes.settle_shapes(step.ops())
+            sizes.settle_shapes(step.ops())
             checkpoints = _with_less_time(checkpoints, step.total_time / plain_time)
         keeping, plan = self._choose(step, checkpoints)
         if self._budget:

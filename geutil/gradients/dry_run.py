@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from geutil.bodies.function_bodies import trace_bodies
 from geutil.errors import ArgumentTypeError, PlanError
-from geutil.gradients import selection, step, tensor_sizes
+from geutil.gradients import selection, step
 from geutil.gradients.barriers import HOST
 from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.loops import find_loops
@@ -24,9 +24,9 @@ from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.tape.engine import TapeEngine
 from geutil.graph import creation, runtime
 from geutil.graph.types import GivenShapes, IdentityMap, Tensor
+from geutil.memory import sizes
 from geutil.select import queries, walks
-from geutil.transform.handlers import assign_renamed_collections_handler
-from geutil.transform.transformer import Transformer
+from geutil.transform.transformer import Transformer, assign_renamed_collections_handler
 
 BUDGETS = ("80%", "60%", "50%", "40%", "30%", "20%")
 """The default budgets of `plan_curve`."""
@@ -338,7 +338,7 @@ class _Scratch:
     def options(self, options: Options) -> Options:
         """Return `options` with tensors and gradients of the copied graph."""
         kept, offload = options.checkpoints, options.offload
-        dims = tensor_sizes.given_shapes(self._source, options.shapes)
+        dims = sizes.given_shapes(self._source, options.shapes)
         if isinstance(kept, tuple):
             kept = self._checkpoints
         elif callable(kept):

@@ -41,6 +41,7 @@ from geutil.graph.types import (
     dims_of,
     is_func_graph,
 )
+from geutil.graph.walks import closure_by_identity
 from geutil.memory.function_memory import ITERATIONS, Called
 from geutil.memory.sizes import UNKNOWN, tensor_bytes
 from geutil.memory.times import BODIES, HEAVY, op_time
@@ -202,21 +203,21 @@ class _Body:
         pairs = [p for p in zip(self._piles, values, strict=True) if p[1] not in small]
 
         # The tensors that the values follow from, with their inputs if they run again.
-        inputs: MutableIdentityMap[Sequence[Tensor] | None] = MutableIdentityMap()
-        waiting = [t for _, t in pairs]
-        while waiting:
-            t = waiting.pop()
-            if t not in inputs:
-                again = t not in small and _runs_again(t.op, with_heavy=with_heavy)
-                inputs[t] = t.op.inputs if again else None
-                waiting += inputs[t] or ()
-        tensors = list(inputs)
-        number = {id(t): i for i, t in enumerate(tensors)}
+        def read_again(t: Tensor) -> Sequence[Tensor] | None:
+            again = t not in small and _runs_again(t.op, with_heavy=with_heavy)
+            return t.op.inputs if again else None
+
+        behind = closure_by_identity(
+            (t for _, t in pairs), lambda t: read_again(t) or ()
+        )
+        tensors = list(behind.values())
+        inputs = list(map(read_again, tensors))
+        number = {key: i for i, key in enumerate(behind)}
         cut = least_cut(
             # Lists of nothing new are no reason to compute, but for the list itself.
             [1 if t in small else 1 + self._bytes(t) for t in tensors],
-            [[number[id(t)] for t in read or ()] for read in inputs.values()],
-            [i for i, read in enumerate(inputs.values()) if read is None],
+            [[number[id(t)] for t in read or ()] for read in inputs],
+            [i for i, read in enumerate(inputs) if read is None],
             [number[id(t)] for _, t in pairs],
         )
         kept = IdentitySet(tensors[i] for i in cut)

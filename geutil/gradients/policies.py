@@ -23,9 +23,9 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.step import reached
 from geutil.graph import adjacency, state, types
 from geutil.graph.types import Graph, Operation, Tensor, type_name
+from geutil.graph.walks import closure
 from geutil.memory.sizes import tensor_bytes
 
 Policy: TypeAlias = Callable[[Tensor], bool]
@@ -286,7 +286,7 @@ def _generations(
         return [p for p in producers if p in members or allowed is None or p in allowed]
 
     generation_of: dict[Operation, int] = {}
-    for op in adjacency.topological_sort(reached(members, behind)):
+    for op in adjacency.topological_sort(closure(members, behind)):
         longest = max((generation_of[p] for p in behind(op)), default=0)
         generation_of[op] = longest + (op in members)
     return generation_of

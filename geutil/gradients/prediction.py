@@ -20,7 +20,6 @@ from geutil.gradients.segments import (
 )
 from geutil.gradients.step import PlainStep, long_sums, order_of_addition, tensors_of
 from geutil.gradients.tape.engine import additions
-from geutil.gradients.tensor_sizes import negligible_bytes
 from geutil.graph import runtime, walks
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import Operation, Tensor, is_tensor, unique
@@ -31,7 +30,7 @@ from geutil.memory.kernels.cpu import is_held
 from geutil.memory.program import Node, Program
 from geutil.memory.read import equal_constants, read_ops
 from geutil.memory.schedule import negligible_size, quick_order
-from geutil.memory.sizes import known_dims, tensor_bytes
+from geutil.memory.sizes import known_dims, negligible_bytes, tensor_bytes
 
 _BARRIER = Node(
     "barrier", "PlaceholderWithDefault", aliases=((0, 0),), cheap=True, queue=""

@@ -10,7 +10,6 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import PlanError
-from geutil.gradients import tensor_sizes
 from geutil.gradients.apply import build_recomputation, edges_of, set_back
 from geutil.gradients.barriers import Offload, offloaded, with_returns
 from geutil.gradients.choices import (
@@ -30,7 +29,6 @@ from geutil.gradients.step import (
     Edits,
     PlainStep,
     build_step,
-    reached,
     require_targets,
     tensors_of,
     with_replaced,
@@ -49,6 +47,8 @@ from geutil.graph import (
     v1_control_flow,
 )
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
+from geutil.graph.walks import closure
+from geutil.memory import sizes
 from geutil.memory.kernels.cpu import aliases
 from geutil.memory.read import device_of
 from geutil.select.walks import get_backward_walk_ops
@@ -112,7 +112,7 @@ class Prepared:
             # All that is kept then, to recompute from it as well.
             halved = halve(step, options.min_checkpoint_size, self.encoder)
             step = halved.step
-            tensor_sizes.settle_shapes(step.ops())
+            sizes.settle_shapes(step.ops())
             report = with_halved(report, halved, ordered=options.order)
         return let_out_when_read(step), report
 
@@ -145,7 +145,7 @@ class Prepared:
 
 def _warnings_of_sizes(ops: Sequence[Operation], *, compiled: bool) -> list[str]:
     """Return warnings of sizes that are unknown, or not counted."""
-    guessed = tensor_sizes.warning_of_sizes(ops)
+    guessed = sizes.warning_of_sizes(ops)
     warnings = [guessed] if guessed else []
     calls = list(filter(function_calls.is_compiled_call, () if compiled else ops))
     if calls:
@@ -181,14 +181,14 @@ def _prepared(
     checkpoints = checked(targets[0].graph, options.checkpoints)
     holds = options.holds_gradients
     engine = None if options.engine == "tensorflow" else engine_of(options.engine)
-    tensor_dims = tensor_sizes.given_shapes(targets[0].graph, options.shapes)
+    tensor_dims = sizes.given_shapes(targets[0].graph, options.shapes)
     # Before anything is built: refuse arguments that do not fit.
     behind = get_backward_walk_ops(targets, control_inputs=True)
-    tensor_sizes.settle_shapes(behind, tensor_dims)
+    sizes.settle_shapes(behind, tensor_dims)
     step = build_step(
         targets, xs, grad_ys, arguments, holds_gradients=holds, engine=engine
     )
-    tensor_sizes.settle_shapes(step.ops())
+    sizes.settle_shapes(step.ops())
     return prepare_step(step, replace(options, checkpoints=checkpoints))
 
 
@@ -382,4 +382,4 @@ def _behind(
         is_end = op in awaitable
         return () if is_end else filter(needed.__contains__, adjacency.successors(op))
 
-    return [op for op in reached(ops, onwards) if op in awaitable]
+    return [op for op in closure(ops, onwards) if op in awaitable]

@@ -20,13 +20,12 @@ from geutil.gradients.planning.plans import at_least
 from geutil.gradients.prediction import StepProgram, program_of
 from geutil.gradients.segments import is_parameter
 from geutil.gradients.selection import Keeping
-from geutil.gradients.tensor_sizes import open_shapes_of
 from geutil.graph.runtime import enclosing_graphs
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, Tensor, is_func_graph, is_graph, type_name
 from geutil.memory.bounds import has_solver, worst_of
 from geutil.memory.dependencies import OrderPlan
-from geutil.memory.sizes import Dims, tensor_bytes
+from geutil.memory.sizes import Dims, open_shapes_of, tensor_bytes
 from geutil.memory.times import multiply_adds
 from geutil.notebook_display import Shown
 from geutil.select.names import LayerNames, with_layer

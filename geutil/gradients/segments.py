@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
 
-from geutil.gradients.step import PlainStep, TensorRead, reached
+from geutil.gradients.step import PlainStep, TensorRead
 from geutil.graph import adjacency, runtime, v1_control_flow
 from geutil.graph.op_types import types_in
 from geutil.graph.types import (
@@ -20,6 +20,7 @@ from geutil.graph.types import (
     is_reference,
     is_stateful,
 )
+from geutil.graph.walks import DisjointSets, closure
 from geutil.memory.kernels.cpu import is_held, passes_on
 from geutil.memory.times import Times
 
@@ -264,7 +265,7 @@ class Recomputation:
         copied = [op for s in self.segments for op in s.ops if op not in s.fetched]
         helpers = set(filter(is_helper, copied))
         ends = (t.op for t in self.kept) if helpers else ()
-        as_they_are = reached(
+        as_they_are = closure(
             ends, lambda op: (t.op for t in op.inputs if is_helper(t.op))
         )
         moved = helpers - as_they_are.keys()
@@ -335,25 +336,19 @@ def recomputable(step: PlainStep, keeps: Keeps) -> list[Operation]:
 def _behind(reads: Iterable[TensorRead], keeps: Keeps) -> list[Operation]:
     """Return the ops that run again for some reads."""
     roots = (read.tensor.op for read in reads)
-    behind = reached(roots, lambda op: (t.op for t in op.inputs if not keeps(t)))
+    behind = closure(roots, lambda op: (t.op for t in op.inputs if not keeps(t)))
     return adjacency.topological_sort(behind)
 
 
 def _connected(ops: Sequence[Operation], keeps: Keeps) -> dict[Operation, Operation]:
     """Map each op to one that stands for all that hang together with it."""
-    leader = {op: op for op in ops}
-
-    def find(op: Operation) -> Operation:
-        while leader[op] is not op:
-            leader[op] = leader[leader[op]]
-            op = leader[op]
-        return op
-
+    groups = DisjointSets(ops)
+    members = frozenset(ops)
     for op in ops:
         for t in op.inputs:
-            if t.op in leader and not keeps(t):
-                leader[find(op)] = find(t.op)
-    return {op: find(op) for op in ops}
+            if t.op in members and not keeps(t):
+                groups.join(op, t.op)
+    return {op: groups.leader(op) for op in ops}
 
 
 def _ends_last(step: PlainStep, groups: Sequence[_Group]) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.gradients import segments, tensor_sizes
+from geutil.gradients import segments
 from geutil.gradients.planning import (
     Budget,
     BudgetSearch,
@@ -129,7 +129,7 @@ class AlwaysKept:
         # By id: the graph holds its tensors, so their ids are theirs for good.
         self._known: dict[int, str | None] = {}
         read = IdentitySet(read.tensor for read in step.edges.reads)
-        self._negligible = tensor_sizes.negligible_bytes(
+        self._negligible = sizes.negligible_bytes(
             tensor_bytes(t) for t in read if not segments.is_parameter(t.op)
         )
 

@@ -6,10 +6,10 @@ tape. Later edits that save memory only change which tensors that graph reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import tensorflow as tf
 
@@ -25,13 +25,12 @@ from geutil.graph.types import (
     type_name,
     unique,
 )
+from geutil.graph.walks import closure
 from geutil.memory.function_memory import Called
 from geutil.memory.kernels import cpu
 from geutil.memory.read import calls_of
 from geutil.memory.times import Times, op_times
 from geutil.select.walks import get_backward_walk_ops
-
-Node = TypeVar("Node")
 
 
 class LoopEdit(Protocol):
@@ -128,7 +127,7 @@ class PlainStep:
     def ops(self) -> list[Operation]:
         """Return the ops of the step. Cost: linear in them and their edges."""
         ends = (t.op for t in (*self.ys, *tensors_of(self.gradients)))
-        return list(reached(ends, lambda op: filter(self.covers, self.producers(op))))
+        return list(closure(ends, lambda op: filter(self.covers, self.producers(op))))
 
     def inputs(self, op: Operation) -> Sequence[Tensor]:
         """Return the inputs of an op when all edits are made."""
@@ -361,28 +360,14 @@ def _backward(step: PlainStep, new_ops: Sequence[Operation]) -> tuple[Operation,
     for op in new_ops:
         for producer in step.producers(op):
             readers.setdefault(producer, []).append(op)
-    dependent = reached(step.seeds, lambda op: readers.get(op, ()))
+    dependent = closure(step.seeds, lambda op: readers.get(op, ()))
     members = frozenset(op for op in new_ops if op in dependent)
-    needed = reached(
+    needed = closure(
         (t.op for t in tensors_of(step.gradients)),
         lambda op: (p for p in step.producers(op) if p in members),
     )
     ops = (op for op in new_ops if op in members and op in needed)
     return tuple(adjacency.topological_sort(ops, step.rewired))
-
-
-def reached(
-    starts: Iterable[Node], neighbours: Callable[[Node], Iterable[Node]]
-) -> dict[Node, None]:
-    """Return the nodes that some lead to, these included, breadth first."""
-    met = dict.fromkeys(starts)
-    waiting = list(met)
-    for op in waiting:
-        for other in neighbours(op):
-            if other not in met:
-                met[other] = None
-                waiting.append(other)
-    return met
 
 
 def _look_up(step: PlainStep) -> BackwardEdges:

@@ -19,7 +19,7 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from geutil.gradients import segments, tensor_sizes
+from geutil.gradients import segments
 from geutil.gradients.prediction import executed
 from geutil.graph import (
     adjacency,
@@ -99,7 +99,7 @@ def order_step(
         if op.type in op_types.LOOPS:
             function_calls.limit_parallel_iterations(op, function_memory.ITERATIONS)
     ops = _with_layers_apart(ops, may_await)
-    tensor_sizes.settle_shapes(ops)
+    sizes.settle_shapes(ops)
     calls, dims = calls_of(ops), sizes.known_dims
     program = read_ops(ops, fetched, tensor_bytes, calls, dims=dims).program
     program = program.held_on(

@@ -26,7 +26,6 @@ from geutil.graph import (
     adjacency,
     call_graph,
     creation,
-    fetched_subgraph,
     image_layouts,
     runtime,
     state,
@@ -211,7 +210,7 @@ class _Orders:
         fetched = [*step.ys, *tensors_of(step.gradients)]
         ys = [y.op for y in step.ys]
         ops = _ops_of([t.op for t in fetched])
-        forward = fetched_subgraph.step_ops(ys, IdentitySet())
+        forward = adjacency.step_ops(ys, IdentitySet())
         # The forward pass waits for encoding ops, so that the tensor is let go.
         self._forward.update(dict.fromkeys((*forward, *step.encoders)))
         self._phases.append((step.unawaited_helpers(ops), ys))
@@ -349,7 +348,7 @@ class _Orders:
         key = (tuple(map(id, targets)), tuple(sorted(id(t) for t in use.feeds)))
         if key in self._allowed:
             return
-        step_ops = partial(fetched_subgraph.step_ops, targets, use.feeds)
+        step_ops = partial(adjacency.step_ops, targets, use.feeds)
         needed_ops = frozenset(step_ops(without=self._waits or ()))
         for op in step_ops():
             if op not in needed_ops and call_graph.changes_state(op):
@@ -456,7 +455,7 @@ def _ops_of(
     targets: Sequence[Operation], feeds: IdentitySet | None = None
 ) -> list[Operation]:
     """Return the ops that run for some targets, in topological order."""
-    ops = fetched_subgraph.step_ops(targets, feeds or IdentitySet())
+    ops = adjacency.step_ops(targets, feeds or IdentitySet())
     return adjacency.topological_sort(ops)
 
 

@@ -29,8 +29,8 @@ from typing import Any
 
 from geutil.errors import SelectionError
 from geutil.graph.op_types import MERGES, NEXT_ITERATIONS
-from geutil.graph.types import Graph, Operation, Tensor
-from geutil.graph.walks import topological_order
+from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
+from geutil.graph.walks import closure, topological_order
 
 creation_index = attrgetter("_id_value")
 """Key that sorts ops into graph order."""
@@ -103,6 +103,23 @@ def producers(op: Operation) -> list[Operation]:
 def graph_order(ops: Iterable[Operation]) -> list[Operation]:
     """Return `ops` sorted into graph order."""
     return sorted(ops, key=creation_index)
+
+
+def step_ops(
+    fetches: Iterable[Operation],
+    feeds: IdentitySet,
+    *,
+    without: Collection[Operation] = (),
+) -> list[Operation]:
+    """Return the ops that run for `fetches`, in graph order."""
+    # Nothing behind `feeds` runs; the ops of `without` are assumed to have no control
+    # inputs.
+
+    def needed(op: Operation) -> list[Operation]:
+        behind = [t.op for t in op.inputs if t not in feeds]
+        return behind if op in without else [*behind, *op.control_inputs]
+
+    return graph_order(closure(fetches, needed))
 
 
 def input_indices(op: Operation, tensor: Tensor) -> list[int]:

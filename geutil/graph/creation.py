@@ -20,7 +20,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import TransformError
-from geutil.graph import _tf, adjacency, types
+from geutil.graph import _tf, adjacency, op_types, types
 from geutil.graph.protos import AttrValue, GraphDef, op_def_of
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 
@@ -211,6 +211,53 @@ def graph_def_of(graph: Graph, ops: Sequence[Operation]) -> Any:
     nodes = {node.name: node for node in whole.node}
     graph_def.node.extend(nodes[op.name] for op in ops)
     return graph_def
+
+
+def step_graph_def(
+    graph: Graph, ops: Sequence[Operation], feeds: Iterable[Tensor]
+) -> Any:
+    """Return a self-contained `GraphDef` of ops."""
+    # A placeholder stands in the place of a tensor that is fed, and a variable in the
+    # place of a handle that a function captures. Colocation is left out.
+    graph_def = graph_def_of(graph, ops)
+    graph_def.library.CopyFrom(graph.as_graph_def().library)
+    fed = {_reference(t): t for t in feeds if t.op.type not in op_types.PLACEHOLDERS}
+    stand_ins = {name: _stand_in(graph_def, t) for name, t in fed.items()}
+    for node, op in zip(graph_def.node, ops, strict=False):
+        if stand_ins:
+            for i, name in enumerate(node.input):
+                # An op whose inputs were set anew writes a first output with its index.
+                node.input[i] = stand_ins.get(name.removesuffix(":0"), name)
+        if op.type in op_types.PLACEHOLDERS and op.outputs[0].dtype == tf.resource:
+            _make_variable(node, op.outputs[0])
+    return graph_def
+
+
+def _reference(tensor: Tensor) -> str:
+    """Return how a node names the tensor among its inputs."""
+    name = tensor.op.name
+    return f"{name}:{tensor.value_index}" if tensor.value_index else name
+
+
+def _stand_in(graph_def: Any, tensor: Tensor) -> str:
+    name = f"{tensor.op.name}_fed_{tensor.value_index}"
+    node = graph_def.node.add(name=name, op="Placeholder")
+    node.attr["dtype"].type = tensor.dtype.base_dtype.as_datatype_enum
+    node.attr["shape"].shape.CopyFrom(tensor.shape.as_proto())
+    return name
+
+
+def _make_variable(node: Any, handle: Tensor) -> None:
+    """Turn the placeholder of a captured handle into a variable's own op."""
+    data = _tf.get_resource_handle_data(handle)
+    behind = list(data.shape_and_type) if data is not None and data.is_set else []
+    if len(behind) != 1:
+        return
+    node.op = "VarHandleOp"
+    node.attr.clear()
+    node.attr["dtype"].CopyFrom(AttrValue(type=behind[0].dtype))
+    node.attr["shape"].shape.CopyFrom(behind[0].shape)
+    node.attr["shared_name"].s = node.name.encode()
 
 
 def import_ops(

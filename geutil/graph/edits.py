@@ -12,9 +12,24 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
-from geutil.errors import CycleError, FinalizedGraphError, StaleGraphError
-from geutil.graph import adjacency, creation, gradient_functions, v1_control_flow
+import tensorflow as tf
+
+from geutil.errors import (
+    CycleError,
+    FinalizedGraphError,
+    StaleGraphError,
+    TransformError,
+)
+from geutil.graph import (
+    adjacency,
+    creation,
+    gradient_functions,
+    op_types,
+    replicas,
+    v1_control_flow,
+)
 from geutil.graph.adjacency import Rewiring, TopologicalOrder
 from geutil.graph.state import UndoStep, check_editable, state_of
 from geutil.graph.types import Graph, Operation, Tensor, is_func_graph, require_graph
@@ -328,3 +343,56 @@ def set_results(graph: Graph, tensors: Iterable[Tensor]) -> None:
 
     note_undo(graph, UndoStep(undo))
     graph.outputs = list(tensors)
+
+
+def order_exchanges(graph: Graph) -> None:
+    """Have sums over replicas run one after another in topological order."""
+    # TensorFlow chains them on each device in the order in which they were made, when
+    # it has traced the function. A sum that an edit puts before an older one would wait
+    # for that for ever. Each replica has to call this.
+    replicas.merge_call(None, lambda _strategy, _contents: _order_exchanges(graph))
+
+
+def _order_exchanges(graph: Graph) -> None:
+    manager = graph.experimental_acd_manager
+    chains = _chains(graph)
+    if manager is None or not chains:
+        return
+    place = {
+        op: i for i, op in enumerate(adjacency.topological_sort(graph.get_operations()))
+    }
+    # Each sum has an op on every device, made in turn: all take the order of one.
+    first = chains[0]
+    order = sorted(range(len(first)), key=lambda i: place[first[i]])
+    if any(len(chain) != len(first) for chain in chains):
+        raise TransformError(
+            "replicas have different numbers of sums over replicas on their devices: "
+            f"{[len(chain) for chain in chains]}; quantize each replica alike"
+        )
+    if order == sorted(order):
+        return
+    pairs = [pair for chain in chains for pair in pairwise([chain[i] for i in order])]
+    controls = [
+        ControlEdit(op, (*op.control_inputs, before))
+        for before, op in pairs
+        if before not in op.control_inputs
+    ]
+    apply_edits(graph, controls=controls)
+    # The last stays in TensorFlow's own chain, before what is made later.
+    for before, _ in pairs:
+        if _INDEPENDENT not in before.node_def.attr:
+            manager.run_independently(before)
+
+
+_INDEPENDENT = "_independent_side_effects"
+
+
+def _chains(graph: Graph) -> list[list[Operation]]:
+    """Return the ops that TensorFlow would chain on each device, by their tokens."""
+    chains: dict[int, list[Operation]] = {}
+    for op in graph.get_operations():
+        if op.type in op_types.REDUCTIONS_OVER_REPLICAS:
+            for t in op.inputs:
+                if t.dtype == tf.resource:
+                    chains.setdefault(id(t), []).append(op)
+    return list(chains.values())

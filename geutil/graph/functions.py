@@ -31,7 +31,7 @@ from geutil.graph import (
     state,
     strategy_variables,
 )
-from geutil.graph._tf import ConcreteFunction, FuncGraph
+from geutil.graph._tf import ConcreteFunction, FuncGraph, TraceLiteral
 from geutil.graph.protos import FunctionDef, FunctionDefLibrary
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure
@@ -380,3 +380,55 @@ def _parameter(name: str) -> str:
 
 def _spec(tensor: Tensor, name: str) -> tf.TensorSpec:
     return tf.TensorSpec(tensor.shape, tensor.dtype, name)
+
+
+def bound_arguments(
+    function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], traced_from: Any
+) -> list[tuple[Any, Tensor]]:
+    """Return (outside tensor, placeholder) for each argument and capture of a call."""
+    # `traced_from` is the `tf.function` that it is a trace of, which knows the
+    # defaults.
+    captured = list(function.captured_inputs)
+    inputs = list(function.inputs)
+    if function.function_type is None:
+        values = [tf.convert_to_tensor(value) for value in args]
+    else:
+        values = _canonical(function.function_type, args, kwargs, traced_from)
+    argument_count = len(inputs) - len(captured)
+    if len(values) != argument_count:
+        raise TypeError(f"{len(values)} values for {argument_count} tensor arguments")
+    return list(zip([*values, *captured], inputs, strict=True))
+
+
+def _canonical(
+    kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any], traced_from: Any
+) -> list[Tensor]:
+    """Return the tensors that a call passes to a trace of some type."""
+    function_type, defaults = kind, None
+    if traced_from is not None:
+        function_type, defaults = traced_from.function_type, traced_from._default_values
+    else:
+        kwargs = {**_fixed(kind, args, kwargs), **kwargs}
+    bound = _tf.canonicalize_function_inputs(
+        tuple(args), dict(kwargs), function_type, defaults
+    )
+    # A trace has a parameter for each value that `*args` takes.
+    bound = kind.bind(*bound.args, **bound.kwargs)
+    return list(kind.unpack_inputs(bound))
+
+
+def _fixed(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of Python that a trace was made for and a call leaves out."""
+    call_arguments = kind.bind_partial(*args, **kwargs).arguments
+    return {
+        name: parameter.type_constraint.value
+        for name, parameter in kind.parameters.items()
+        if name not in call_arguments
+        and isinstance(parameter.type_constraint, TraceLiteral)
+    }
+
+
+def is_compiled(function: Any) -> bool:
+    """Tell whether a ConcreteFunction is compiled by XLA when it is called."""
+    attributes = function.function_def.attr
+    return "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b

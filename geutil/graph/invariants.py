@@ -23,10 +23,10 @@ from geutil.errors import ArgumentTypeError, RerouteError, VerificationError
 from geutil.graph import (
     adjacency,
     call_graph,
-    colocation,
     function_calls,
     v1_control_flow,
 )
+from geutil.graph.placement import colocation_names
 from geutil.graph.types import Graph, Operation, is_graph, type_name
 from geutil.graph.walks import closure, topological_order
 
@@ -218,7 +218,7 @@ def _check_membership(ops: list[Operation]) -> Iterator[Violation]:
 def _check_colocation(ops: list[Operation]) -> Iterator[Violation]:
     op_names = _all_names(ops)
     for op in ops:
-        for name in colocation.colocation_names(op):
+        for name in colocation_names(op):
             if name not in op_names:
                 yield Violation(
                     "colocation",

@@ -10,7 +10,7 @@ a GPU go to the CPU beside it, with all ops that must be where they are.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,9 +18,11 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.graph import adjacency, colocation, state
+from geutil.graph import adjacency, state
 from geutil.graph._tf import get_op_def, get_registered_kernels_for_op
+from geutil.graph.protos import AttrValue
 from geutil.graph.types import Graph, Operation
+from geutil.graph.walks import DisjointSets
 
 _ANY_DEVICE = "DEFAULT"
 
@@ -291,21 +293,80 @@ def _with_kernels(device: str, group: Iterable[Operation]) -> str:
 
 def _groups(ops: Sequence[Operation]) -> dict[str, str]:
     """Return the group of each op: those that must be on one device."""
-    parent = {op.name: op.name for op in ops}
-
-    def root(name: str) -> str:
-        while parent[name] != name:
-            parent[name] = name = parent[parent[name]]
-        return name
-
+    names = {op.name for op in ops}
+    groups = DisjointSets(names)
     for op in ops:
         tied = [
             tensor.op.name
             for i, tensor in enumerate(op.inputs)
             if tensor.dtype == tf.resource or adjacency.takes_reference(op, i)
         ]
-        tied += colocation.colocation_names(op)
+        tied += colocation_names(op)
         for other in tied:
-            if other in parent:
-                parent[root(op.name)] = root(other)
-    return {name: root(name) for name in parent}
+            if other in names:
+                groups.join(op.name, other)
+    return {op.name: groups.leader(op.name) for op in ops}
+
+
+COLOCATION = "_class"
+_COLOCATED = b"loc:@"
+"""An op names those that it shall share a device with in its `_class` attribute, behind
+this prefix; other entries of that attribute are kept as they are."""
+
+
+def class_entries(op: Operation) -> list[bytes]:
+    """Return the entries of the `_class` attribute; [] when there is none."""
+    try:
+        return list(op.get_attr(COLOCATION))
+    except ValueError:
+        return []
+
+
+def colocation_names(op: Operation) -> list[str]:
+    """Return the names of the ops that `op` is colocated with."""
+    return [
+        entry.removeprefix(_COLOCATED).decode()
+        for entry in class_entries(op)
+        if entry.startswith(_COLOCATED)
+    ]
+
+
+def rename_entries(
+    entries: Iterable[bytes], rename: Callable[[str], str | None]
+) -> list[bytes]:
+    """Return `entries` with each colocation name renamed, or dropped for None."""
+    renamed = []
+    for entry in entries:
+        if not entry.startswith(_COLOCATED):
+            renamed.append(entry)
+            continue
+        name = rename(entry.removeprefix(_COLOCATED).decode())
+        if name is not None:
+            renamed.append(_COLOCATED + name.encode())
+    return renamed
+
+
+def drop_missing_colocation(op: Operation) -> None:
+    """Let `op` no longer be colocated with ops that its graph does not have."""
+    entries = class_entries(op)
+    if not entries:
+        return
+    remaining_entries = rename_entries(
+        entries, lambda n: n if _has_op(op.graph, n) else None
+    )
+    if remaining_entries != entries:
+        set_class_entries(op, remaining_entries)
+
+
+def _has_op(graph: Graph, name: str) -> bool:
+    try:
+        graph.get_operation_by_name(name)
+    except KeyError:
+        return False
+    return True
+
+
+def set_class_entries(op: Operation, entries: Iterable[bytes]) -> None:
+    """Set the `_class` attribute of `op`."""
+    value = AttrValue(list=AttrValue.ListValue(s=list(entries)))
+    op._set_attr(COLOCATION, value)

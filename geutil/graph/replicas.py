@@ -1,4 +1,4 @@
-"""Replicas of `tf.distribute`: their ops, and their variables.
+"""Replicas of `tf.distribute`: their ops, their variables, and sums over them.
 
 Replicas that one process traces share a graph: the second finds the ops of the first in
 it, gradients included. TensorFlow tells them apart by name scopes, `replica_1/` and on;
@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from geutil.graph import adjacency, op_types
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.graph.walks import closure
+from geutil.graph.walks import closure, walk_by_identity
 
 _SCOPE = re.compile(r"(?:^|/)replica_(\d+)/")
 
@@ -201,3 +201,40 @@ def _new_variables(
             )
             for name, initial in initial_values
         ]
+
+
+def all_reduce_range(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the least of `low` and the greatest of `high` over all replicas."""
+    # tf.distribute reduces by sums and means only. So each replica writes its own into
+    # a row of zeros, and the rows are summed: exactly, and with a single transfer.
+    context = current()
+    count = context.num_replicas_in_sync
+    ends = tf.stack([low, high])
+    row = tf.reshape(tf.cast(context.replica_id_in_sync_group, tf.int32), [1, 1])
+    shape = tf.concat([[count], tf.shape(ends)], 0)
+    own = tf.scatter_nd(row, tf.expand_dims(tf.stop_gradient(ends), 0), shape)
+    rows = tf.ensure_shape(
+        context.all_reduce(tf.distribute.ReduceOp.SUM, own),
+        [count, *ends.shape.as_list()],
+    )
+    return tf.reduce_min(rows[:, 0], 0), tf.reduce_max(rows[:, 1], 0)
+
+
+_EXCHANGING = (
+    op_types.REDUCTIONS_OVER_REPLICAS
+    | op_types.SUMS
+    | {"Concat", "ConcatV2", "Identity", "IdentityN", "Reshape", "SplitV"}
+)
+
+
+def own_summand(tensor: Tensor, is_summand: Callable[[Operation], bool]) -> Tensor:
+    """Return the summand of a replica in a sum, where TensorFlow keeps it."""
+
+    def behind(t: Tensor) -> list[Tensor]:
+        if t.op.type not in _EXCHANGING:
+            return []
+        # The last comes first: IdentityN has the summand behind the sum.
+        return [i for i in reversed(t.op.inputs) if i.dtype == tensor.dtype]
+
+    tensors = walk_by_identity([tensor], behind)
+    return next((t for t in tensors if is_summand(t.op)), tensor)

@@ -20,6 +20,7 @@ from geutil.graph._tf import (
     AutographStatus,
     Cluster,
     GraphOrParentsInXlaContext,
+    IsMklEnabled,
     IsTrainable,
     NamedDevice,
     OptimizeGraph,
@@ -29,6 +30,11 @@ from geutil.graph.types import Graph, Operation, Tensor, is_func_graph, require_
 
 F = TypeVar("F", bound=Callable[..., Any])
 Backward = Callable[..., Sequence[Any]]
+
+
+def uses_onednn() -> bool:
+    """Tell whether TensorFlow uses oneDNN, and with it the allocator that counts."""
+    return bool(IsMklEnabled())
 
 
 @contextmanager

@@ -77,13 +77,9 @@ class GraphState:
     # new.
     edits: int = 0
     own: bool = False  # Whether geutil made the graph, for a model.
-    # Notes on the calls of checkpointed functions, if any.
-    checkpointed_calls: Any = None
     # Callbacks to run before the graph is (`geutil.graph.state`).
     completions: list[Callable[[Any], None]] = field(default_factory=list)
     step_order: Any = None  # Notes on the training steps whose ops are ordered, if any.
-    # The shapes assumed for those that it leaves open, if known.
-    open_shapes: Any = None
     report: Any = None  # On the gradients that were built last in it, if any.
     # The notes of clients, by the class that makes them; see `slot`.
     notes: dict[Any, Any] = field(default_factory=dict)

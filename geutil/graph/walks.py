@@ -7,7 +7,7 @@ Nodes are told apart by equality, or by identity where they are symbolic tensors
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T", bound=Hashable)
 U = TypeVar("U")
@@ -143,6 +143,33 @@ def topological_order(
                 is_placed[placed_node] = True
                 order.append(placed_node)
     return order
+
+
+class DisjointSets(Generic[T]):
+    """Sets of nodes that are joined one by one; each has one of its nodes as leader.
+
+    Example:
+        >>> from geutil.graph.walks import DisjointSets
+        >>> sets = DisjointSets("abc")
+        >>> sets.join("a", "b")
+        >>> sets.leader("a"), sets.leader("b"), sets.leader("c")
+        ('b', 'b', 'c')
+    """
+
+    def __init__(self, nodes: Iterable[T]) -> None:
+        self._next = {node: node for node in nodes}
+
+    def leader(self, node: T) -> T:
+        """Return the leader of the set of a node."""
+        ahead = self._next
+        while ahead[node] != node:
+            # Each look halves the way for later ones.
+            ahead[node] = node = ahead[ahead[node]]
+        return node
+
+    def join(self, node: T, other: T) -> None:
+        """Join the set of a node to that of another, whose leader stays."""
+        self._next[self.leader(node)] = self.leader(other)
 
 
 def node_name(reference: str) -> str:

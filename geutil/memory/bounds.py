@@ -154,7 +154,8 @@ def worst_case(
     counted as by `predict`.
 
     Args:
-        ys_or_fetches: the fetches of the step, as in `predict`.
+        ys_or_fetches: the fetches of the step, as in `predict`; or a `Program`, which
+            is taken as it is, and with which `threads` alone counts.
         feeds: as in `predict`.
         shapes: as in `predict`.
         threads: how many ops may run at once; None is without a limit.
@@ -193,6 +194,8 @@ def worst_case(
         16000000
     """
     check_threads(threads)
+    if isinstance(ys_or_fetches, Program):
+        return worst_of(ys_or_fetches, threads)
     step = executed_step(ys_or_fetches, feeds, shapes, grappler, onednn, device)
     return worst_of(with_onednn(step.program), threads)
 
@@ -242,7 +245,7 @@ def simulate_side_by_side(program: Program, threads: int, seed: int) -> Simulati
     rng = random.Random(seed)
     program = _with_scratch_as_tensors(program)
     successors = list(program.successors())
-    pending = [len(node.inputs) + len(node.controls) for node in program.nodes]
+    pending = program.pending()
     ready = deque(i for i, count in enumerate(pending) if not count)
     running: list[int] = []
     buffers = Buffers(program)
@@ -259,9 +262,7 @@ def simulate_side_by_side(program: Program, threads: int, seed: int) -> Simulati
             pending[successor] -= 1
             if not pending[successor]:
                 ready.append(successor)
-    stuck = next((i for i, count in enumerate(pending) if count), None)
-    if stuck is not None:
-        raise program.waits_forever(stuck)
+    program.require_done(pending)
     return buffers.simulation()
 
 

@@ -10,15 +10,22 @@ from typing import Any
 
 from geutil.errors import ArgumentTypeError
 from geutil.graph.placement import share_memory
-from geutil.graph.types import GivenShapes, Tensor, type_name
+from geutil.graph.types import GivenShapes, Operation, Tensor, type_name
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
 from geutil.memory.buffers import Simulation
 from geutil.memory.executor import RECEIVE, RECEIVED, SEEDS, joint_order, simulate
 from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.program import Node, Program
 from geutil.memory.read import constant_bytes, variable_bytes
-from geutil.memory.step_prediction import Step, executed_step
+from geutil.memory.sizes import tensor_bytes
+from geutil.memory.step_prediction import (
+    Step,
+    executed_step,
+    fetches_of,
+    step_program,
+)
 from geutil.memory.timeline import LiveTensor, Measurement, Timeline
+from geutil.select.conversions import graph_of_all
 from geutil.sizes import size_text
 
 _RULES = "CPU:0"
@@ -219,6 +226,29 @@ def predict_by_device(
         for number, name in enumerate(names)
     ]
     return MemoryByDevice(tuple(rows), _cuts(parts, names))
+
+
+def device_peaks(
+    ys_or_fetches: Any, devices: Sequence[str], device_of: Callable[[Operation], str]
+) -> tuple[int, ...]:
+    """Predict the peak of a step on each of several devices, one thread to each."""
+    # As `predict`, without Grappler and oneDNN; variables, constants and feeds do not
+    # count. A received tensor is held from the earliest moment at which it can arrive.
+    program = step_program(ys_or_fetches)
+    graph: Any = graph_of_all(fetches_of(ys_or_fetches))
+    here: dict[str, set[int]] = {device: set() for device in devices}
+    made: dict[int, Tensor] = {}
+    for i, node in enumerate(program.nodes):
+        op = graph.get_operation_by_name(node.name)
+        here[device_of(op)].add(i)
+        # A received variable or constant has the size of its tensor.
+        made.update(zip(node.outputs, op.outputs, strict=False))
+
+    def size_of(tensor: int) -> int:
+        return program.sizes[tensor] or tensor_bytes(made[tensor])
+
+    own = [program.held_on(here[device], received=size_of) for device in devices]
+    return tuple(simulate(part).peak for part in own)
 
 
 @dataclass(frozen=True)

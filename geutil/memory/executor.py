@@ -81,7 +81,7 @@ def joint_order(
     # where they are known and no seed is given.
     nodes = program.nodes
     successors = list(program.successors()) if successors is None else successors
-    pending = [len(node.inputs) + len(node.controls) for node in nodes]
+    pending = program.pending()
     # TensorFlow's source node: the nodes that wait for nothing wait for it.
     starts: list[list[int]] = [[] for _ in range(max(devices, default=-1) + 1)]
     for i, count in enumerate(pending):
@@ -99,9 +99,9 @@ def joint_order(
     while running := [i for i in (thread.take() for thread in threads) if i >= 0]:
         for i in running:
             own: list[int] = []
-            done = deque([i])
-            while done:
-                node = done.popleft()
+            # With the tensors that it sends, which are received at once.
+            done = [i]
+            for node in done:
                 order.append(node)
                 for successor in successors[node]:
                     pending[successor] -= 1
@@ -116,9 +116,7 @@ def joint_order(
                         # After all else that the other thread has to do.
                         threads[where].pool.append(successor)
             threads[devices[i]].make_ready(own)
-    if len(order) < len(nodes):
-        stuck = next(i for i, count in enumerate(pending) if count)
-        raise program.waits_forever(stuck)
+    program.require_done(pending)
     return order
 
 
@@ -291,9 +289,9 @@ def run_pipeline(pipeline: Pipeline) -> PipelineRun:
     came = {(0, batch, False): 0.0 for batch in range(count)}
     # When the link behind a stage is free, for each direction.
     link_free: dict[tuple[int, bool], float] = {}
+    # Each stage goes on as far as it can whenever one beside it has sent something.
     waiting = list(range(len(stages)))
-    while waiting:
-        stage = waiting.pop()
+    for stage in waiting:
         for is_backward, batch in orders[stage][place[stage] :]:
             arrival = came.get((stage, batch, is_backward))
             if arrival is None:
@@ -415,7 +413,7 @@ def simulate_with_copies(
     nodes, makers = program.nodes, program.makers
     copying = frozenset(copies)
     successors = list(program.successors())
-    pending = [len(node.inputs) + len(node.controls) for node in nodes]
+    pending = program.pending()
     ready = deque(i for i, count in enumerate(pending) if not count)
     buffers = Buffers(program)
     # When each node has run; when the host, the device and the channel are free.
@@ -447,9 +445,7 @@ def simulate_with_copies(
         else:
             ran[i] = device = max(now, device) + seconds[i]
             end(i)
-    stuck = next((i for i, count in enumerate(pending) if count), None)
-    if stuck is not None:
-        raise program.waits_forever(stuck)
+    program.require_done(pending)
     return buffers.simulation(), max(now, device, channel)
 
 

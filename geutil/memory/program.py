@@ -328,6 +328,16 @@ class Program:
         program, place = replace(self, nodes=nodes).without(views)
         return program, shown, place
 
+    def pending(self) -> list[int]:
+        """Return how many inputs and other nodes each node waits for."""
+        return [len(node.inputs) + len(node.controls) for node in self.nodes]
+
+    def require_done(self, pending: Sequence[int]) -> None:
+        """Raise `PredictionError` if some node is still pending, since none can run."""
+        stuck = next((i for i, count in enumerate(pending) if count), None)
+        if stuck is not None:
+            raise self.waits_forever(stuck)
+
     def waits_forever(self, stuck: int) -> PredictionError:
         """Return the error about a node that can never run."""
         return PredictionError(

@@ -4,25 +4,16 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, PredictionError, Words
-from geutil.graph import (
-    adjacency,
-    fetched_subgraph,
-    functions,
-    op_types,
-    shape_inference,
-    types,
-)
-from geutil.graph.fetched_subgraph import uses_onednn
+from geutil.errors import ArgumentTypeError
+from geutil.graph import adjacency, creation, op_types, shape_inference, types
 from geutil.graph.placement import has_kernels, kind_of, planned_for
-from geutil.graph.types import GivenShapes, Graph, IdentitySet, Operation, Tensor
-from geutil.graph.walks import tensor_name
+from geutil.graph.runtime import uses_onednn
+from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.memory.allocator import Allocator
 from geutil.memory.function_memory import (
     NOTHING,
@@ -32,13 +23,9 @@ from geutil.memory.function_memory import (
     SizeOf,
 )
 from geutil.memory.kernels import cpu, gpu, packing
-from geutil.memory.kernels.cpu import CHEAP, ONLY_ON_GPUS, DimsOf
+from geutil.memory.kernels.cpu import CHEAP, DimsOf
 from geutil.memory.program import Device, Node, Program
-from geutil.memory.sizes import bytes_of_shape
-
-_SHOWN = 6
-"""How many tensors a message names."""
-
+from geutil.memory.sizes import Shapes, bytes_of_shape
 
 _GROWS = "TF_FORCE_GPU_ALLOW_GROWTH"
 _GPU_ALLOCATOR = "TF_GPU_ALLOCATOR"
@@ -72,91 +59,6 @@ def _allocator_of_gpu() -> Allocator | None:
     return Allocator(
         grows=any(tf.config.experimental.get_memory_growth(gpu) for gpu in gpus)
     )
-
-
-class Shapes:
-    """The bytes of the tensors of a step, by shapes that a caller gives for some."""
-
-    def __init__(self, graph: Graph, shapes: GivenShapes | None) -> None:
-        self._graph = graph
-        self._given = {
-            _found(graph, key).name: tf.TensorShape(shape)
-            for key, shape in types.pairs_of(shapes)
-        }
-        self._open: list[Tensor] = []
-
-    def told_to(self, graph_def: Any) -> Any:
-        """Return the `GraphDef` with the shapes in it; others follow from them."""
-        for node in graph_def.node:
-            # Shape inference follows constants through an Identity, but not through
-            # this op, which does the same.
-            if node.op == "PlaceholderWithDefault":
-                node.op = "Identity"
-                node.attr["T"].CopyFrom(node.attr["dtype"])
-                del node.attr["dtype"], node.attr["shape"]
-            elif node.op in op_types.PLACEHOLDERS:
-                shape = self._given.get(f"{node.name}:0")
-                if shape is not None:
-                    node.attr["shape"].shape.CopyFrom(shape.as_proto())
-        return graph_def
-
-    def bytes_of(self, tensor: Tensor) -> int:
-        """Return the bytes of a tensor, 0 where they are not known: `check` tells."""
-        dims = types.dims_of(tensor)
-        if (tensor.op.type, tensor.value_index) in ONLY_ON_GPUS:
-            return 0
-        if tensor.op.type in op_types.AXES:
-            # At most all axes; only the value tells.
-            dims = types.dims_of(tensor.op.inputs[0])
-        size = bytes_of_shape(tensor.dtype, dims)
-        if size is None:
-            size = bytes_of_shape(tensor.dtype, self._said_of(tensor))
-        if size is None:
-            self._open.append(tensor)
-        return size or 0
-
-    def _said_of(self, tensor: Tensor) -> list[int | None] | None:
-        """Return a shape given by the caller or by `set_shape`, even of dependents."""
-        # In the body of a call, the one in the function from which that was made.
-        graph = self._graph
-        if hasattr(tensor.graph, "outer_graph"):
-            graph = functions.body_graph(graph, tensor.graph.name)
-            shape = None
-        else:
-            shape = self._given.get(tensor.name)
-        if shape is None and graph is not None:
-            # A missing tensor was made by the optimizer.
-            with suppress(KeyError, ValueError):
-                shape = graph.get_tensor_by_name(tensor.name).shape
-        return None if shape is None or shape.rank is None else shape.as_list()
-
-    def check(self, fed: Iterable[Tensor]) -> None:
-        """Raise `PredictionError` if some bytes were not known, due to `fed`."""
-        if not self._open:
-            return
-        causes = [t.name for t in fed if not t.shape.is_fully_defined()]
-        causes = [name for name in causes if name not in self._given]
-        names = causes or [t.name for t in self._open]
-        shown = ", ".join(f"'{name}'" for name in names[:_SHOWN])
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        given = Words(f"shapes={{'{names[0]}': [...]}}")
-        raise PredictionError(
-            f"the sizes of {len(self._open)} tensors, '{self._open[0].name}' among "
-            f"them, depend on dimensions that are not known, of {shown}{more}",
-            remedy=f"pass {given}",
-        )
-
-
-def _found(graph: Graph, key: Any) -> Tensor:
-    key = types.dereference(key)
-    if types.is_tensor(key):
-        return key
-    try:
-        return graph.get_tensor_by_name(tensor_name(key))
-    except (KeyError, ValueError, TypeError):
-        raise PredictionError(
-            f"shapes= names {key!r}, but the graph has no such tensor"
-        ) from None
 
 
 def calls_in(
@@ -195,7 +97,7 @@ def calls_of(
     )
     # Placeholders are ops of the step themselves; other tensors get stand-ins.
     fed = types.unique(t.op for t in read if t.op.type in op_types.PLACEHOLDERS)
-    graph_def = fetched_subgraph.step_graph_def(graph, [*fed, *members], read)
+    graph_def = creation.step_graph_def(graph, [*fed, *members], read)
     for edit in edits:
         edit.write(graph_def)
     scratch = shape_inference.inferred_graph(graph_def)

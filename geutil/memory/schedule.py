@@ -82,8 +82,7 @@ class _Edges:
 
     def _sorted(self) -> list[int]:
         """Return the nodes in a topological order."""
-        nodes = self.program.nodes
-        pending = [len(node.inputs) + len(node.controls) for node in nodes]
+        pending = self.program.pending()
         order = [i for i, count in enumerate(pending) if not count]
         for i in order:
             for j in self.successors[i]:
@@ -91,7 +90,7 @@ class _Edges:
                 if not pending[j]:
                     order.append(j)
         # The executor names a node that waits for itself.
-        return order if len(order) == len(nodes) else self.usual
+        return order if len(order) == len(pending) else self.usual
 
     @cached_property
     def usual(self) -> list[int]:
@@ -136,7 +135,7 @@ class _Scheduler:
                 self._renewing.setdefault(tensor, []).append(i)
         # Nodes whose burst has to wait until a variable is read, by its old buffer.
         self._blocked: dict[int, set[int]] = {}
-        self._pending = [len(node.inputs) + len(node.controls) for node in nodes]
+        self._pending = program.pending()
         self._ready: list[tuple[bool, float, int]] = []
         self._waiting = [False] * len(nodes)
         # Nodes that hold more, as far as is known.

@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, NamedTuple
 
 from geutil.errors import ArgumentTypeError, PredictionError
-from geutil.graph import fetched_subgraph, runtime, shape_inference, types
+from geutil.graph import adjacency, creation, runtime, shape_inference, types
 from geutil.graph.placement import (
     checked_default,
     kind_of,
@@ -22,8 +22,8 @@ from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.executor import simulate, typical
 from geutil.memory.function_memory import uncounted_loops
 from geutil.memory.program import Program
-from geutil.memory.read import Shapes, calls_in, device_of, equal_constants, read_ops
-from geutil.memory.sizes import tensor_bytes
+from geutil.memory.read import calls_in, device_of, equal_constants, read_ops
+from geutil.memory.sizes import Shapes
 from geutil.memory.timeline import Timeline
 from geutil.memory.times import Times, op_times
 from geutil.select.conversions import graph_of_all
@@ -174,29 +174,6 @@ class Step:
         return replace(timeline, moments=tuple(moments))
 
 
-def device_peaks(
-    ys_or_fetches: Any, devices: Sequence[str], device_of: Callable[[Operation], str]
-) -> tuple[int, ...]:
-    """Predict the peak of a step on each of several devices, one thread to each."""
-    # As `predict`, without Grappler and oneDNN; variables, constants and feeds do not
-    # count. A received tensor is held from the earliest moment at which it can arrive.
-    program = step_program(ys_or_fetches)
-    graph: Any = graph_of_all(_fetches(ys_or_fetches))
-    here: dict[str, set[int]] = {device: set() for device in devices}
-    made: dict[int, Tensor] = {}
-    for i, node in enumerate(program.nodes):
-        op = graph.get_operation_by_name(node.name)
-        here[device_of(op)].add(i)
-        # A received variable or constant has the size of its tensor.
-        made.update(zip(node.outputs, op.outputs, strict=False))
-
-    def size_of(tensor: int) -> int:
-        return program.sizes[tensor] or tensor_bytes(made[tensor])
-
-    own = [program.held_on(here[device], received=size_of) for device in devices]
-    return tuple(simulate(part).peak for part in own)
-
-
 def step_program(
     ys_or_fetches: Any,
     *,
@@ -235,14 +212,14 @@ def executed_step(
     """Return the step that TensorFlow runs for some fetches, before oneDNN."""
     # It is read from a copy of its graph. `rules` is a device whose rules hold for all
     # ops, wherever they run; unless it `merges`, each constant is a node of its own.
-    fetches = _fetches(ys_or_fetches)
+    fetches = fetches_of(ys_or_fetches)
     feed_tensors = IdentitySet(feeds or ())
     graph = graph_of_all((*fetches, *feed_tensors))
     graph_shapes = Shapes(graph, shapes)
     needed = [f if types.is_op(f) else f.op for f in fetches if f not in feed_tensors]
-    ops = fetched_subgraph.step_ops(needed, feed_tensors)
+    ops = adjacency.step_ops(needed, feed_tensors)
     fed = [*feed_tensors, *(op.outputs[0] for op in ops if op.type == "Placeholder")]
-    graph_def = fetched_subgraph.step_graph_def(graph, ops, feed_tensors)
+    graph_def = creation.step_graph_def(graph, ops, feed_tensors)
     names = [f.name for f in fetches if f not in feed_tensors]
     device = planned_for(graph) if device is None else device
     home = checked_default(device, (op.device for op in ops))
@@ -285,7 +262,8 @@ def _keep_loops(graph_def: Any) -> None:
             node.attr[_LOWERED].b = False
 
 
-def _fetches(ys_or_fetches: Any) -> Sequence[Any]:
+def fetches_of(ys_or_fetches: Any) -> Sequence[Any]:
+    """Return the ops and tensors that are asked for, or raise if nothing is."""
     fetches: list[Any] = []
     leaves = map(types.components, types.flatten(ys_or_fetches))
     for leaf in chain.from_iterable(leaves):

@@ -15,7 +15,8 @@ from geutil.errors import PredictionError
 from geutil.gradients.segments import SCOPE as RECOMPUTED
 from geutil.gradients.step import as_list, source_of, tensors_of
 from geutil.gradients.tape.entries import aggregate
-from geutil.graph import colocation, creation, runtime, state, types
+from geutil.graph import creation, runtime, state, types
+from geutil.graph.placement import colocation_names
 from geutil.graph.types import (
     Graph,
     IdentityMap,
@@ -24,17 +25,17 @@ from geutil.graph.types import (
     Operation,
     Tensor,
 )
+from geutil.memory.by_device import device_peaks
 from geutil.memory.executor import Pipeline, PipelineRun, Schedule, Stage, run_pipeline
 from geutil.memory.sizes import tensor_bytes
-from geutil.memory.step_prediction import device_peaks
 from geutil.memory.times import op_time
 from geutil.pipeline.forward_pass import SourcePass, other_seed, read_source
 from geutil.pipeline.partitions import Partition
-from geutil.pipeline.stages import variable_bytes
+from geutil.pipeline.stage_memory import variable_bytes
 from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
 from geutil.sizes import size_text
-from geutil.transform import handlers
+from geutil.transform import transformer
 from geutil.transform.transformer import Transformer
 
 # How many notes are printed.
@@ -154,7 +155,7 @@ class PipelinedStep:
         met: set[Operation] = set()
         while not op.device and op not in met:
             met.add(op)
-            names = colocation.colocation_names(op)
+            names = colocation_names(op)
             if names:
                 op = op.graph.get_operation_by_name(names[0])
         return self._numbers.get(str(op.device), 0)
@@ -425,9 +426,9 @@ class _StepBuilder:
         inside = frozenset(ops)
         copier = Transformer()
         reseed = partial(other_seed, micro_batch=now.batch)
-        copy_op = partial(handlers.copy_op_handler, nodedef_fn=reseed)
+        copy_op = partial(transformer.copy_op_handler, nodedef_fn=reseed)
         copier.transform_op_handler = copy_op
-        copier.transform_external_input_handler = handlers.keep_t_if_possible_handler
+        copier.transform_external_input_handler = transformer.keep_t_if_possible_handler
         copier.assign_collections_handler = lambda info, element, copy: None
 
         def control(info: Any, op: Operation) -> Operation:

@@ -11,12 +11,13 @@ from typing import Any, Literal
 import numpy as np
 
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
-from geutil.graph import adjacency, colocation, edits, op_types, types
+from geutil.graph import adjacency, edits, op_types, types
+from geutil.graph.placement import colocation_names
 from geutil.graph.types import GivenShapes, Operation, Tensor, is_stateful
 from geutil.memory.executor import Pipeline, Schedule, Stage
 from geutil.memory.sizes import tensor_bytes
 from geutil.memory.times import op_time
-from geutil.pipeline.stages import (
+from geutil.pipeline.stage_memory import (
     Floats,
     SequenceCut,
     StageMemory,
@@ -294,7 +295,7 @@ class _Line:
         by_name = {op.name: op for op in self._ops}
         groups: dict[str, dict[Operation, None]] = {}
         for op in self._ops:
-            names = colocation.colocation_names(op)
+            names = colocation_names(op)
             names += [t.op.name for t in op.inputs if is_handle(t.op)]
             for name in names:
                 group = groups.setdefault(name, {})

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, TransformError
-from geutil.graph import adjacency, colocation, edits
+from geutil.graph import adjacency, edits
+from geutil.graph.placement import colocation_names
 from geutil.graph.types import Operation, Tensor, type_name
 from geutil.memory.sizes import tensor_bytes
-from geutil.pipeline.stages import is_handle
+from geutil.pipeline.stage_memory import is_handle
 from geutil.select import conversions
 from geutil.sizes import size_text
 
@@ -138,7 +139,7 @@ def _check_colocation(ops: Sequence[Operation]) -> None:
         return
     inside = {op.name for op in ops}
     for op in ops[0].graph.get_operations():
-        for name in colocation.colocation_names(op):
+        for name in colocation_names(op):
             if (op.name in inside) != (name in inside) and name != op.name:
                 moved, other = (op.name, name) if op.name in inside else (name, op.name)
                 raise TransformError(

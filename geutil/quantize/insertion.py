@@ -14,7 +14,6 @@ from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import (
     adjacency,
     creation,
-    exchanges,
     op_types,
     replicas,
     runtime,
@@ -24,6 +23,7 @@ from geutil.graph import (
 from geutil.graph.edits import (
     InputEdit,
     apply_edits,
+    order_exchanges,
     results_of,
     set_results,
 )
@@ -160,7 +160,7 @@ def insert(
     state.renew_order(graph)
     apply_edits(graph, edits)
     if builder.exchanges:
-        exchanges.order_exchanges(graph)
+        order_exchanges(graph)
     everywhere: MutableIdentityMap[Tensor] = MutableIdentityMap(
         (point.tensor, quantized[point.tensor])
         for group in groups
@@ -333,7 +333,7 @@ class _Builder:
                 replicas.device(),
                 tf.name_scope(f"{scope}/"),
             ):
-                self._merged[id(group)] = exchanges.all_reduce_range(
+                self._merged[id(group)] = replicas.all_reduce_range(
                     tensor_of[low], tensor_of[high]
                 )
 

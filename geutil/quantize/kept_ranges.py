@@ -22,8 +22,8 @@ from geutil.quantize.calibration.ranges import find_sites
 from geutil.quantize.simulation import quantize
 from geutil.quantize.spec import Range
 from geutil.tflite import LiteFile
+from geutil.tflite.effects import without
 from geutil.tflite.parts import Buffer
-from geutil.tflite.state import without
 
 NAME = "geutil_quantization"
 """The name of the metadata."""

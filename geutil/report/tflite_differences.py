@@ -15,7 +15,7 @@ from geutil.report.page import Row, Rows
 from geutil.report.tflite_nodes import FileSubject, listed_lines, precision_lines
 from geutil.tflite.kernels import is_step
 from geutil.tflite.matches import Ends, Matching, match
-from geutil.tflite.names import UniqueNames, file_names
+from geutil.tflite.op_names import UniqueNames, file_names
 from geutil.tflite.precision import computes_in_float, is_quantized
 
 SAME, ADDED, REMOVED, FUSED = 0, 1, 2, 5

@@ -4,8 +4,12 @@ Every function plans its edit, checks it as a whole and only then applies it; a 
 leaves the graph as it was.
 """
 
-from geutil.reroute.control_edges import add_control_inputs, remove_control_inputs
-from geutil.reroute.tensors import reroute_ts, swap_ts
+from geutil.reroute.tensors import (
+    add_control_inputs,
+    remove_control_inputs,
+    reroute_ts,
+    swap_ts,
+)
 from geutil.reroute.views import (
     reroute_inputs,
     reroute_ios,

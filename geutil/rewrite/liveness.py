@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from functools import partial
 
-from geutil.graph import adjacency, colocation, creation, edits, types
+from geutil.graph import adjacency, creation, edits, types
+from geutil.graph.placement import drop_missing_colocation
 from geutil.graph.state import UndoStep, slot
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 
@@ -95,7 +96,7 @@ class Liveness:
         """Retire ops that were made in vain, whoever reads them among themselves."""
         # They may be colocated with an op that was to be made and was not.
         for op in ops:
-            colocation.drop_missing_colocation(op)
+            drop_missing_colocation(op)
             self._retired.setdefault(op)
 
     def _mark(self, op: Operation) -> None:

@@ -11,15 +11,15 @@ from geutil.transform.copying import (
     copy_with_input_replacements,
     graph_replace,
 )
-from geutil.transform.handlers import (
+from geutil.transform.state import TransformerInfo
+from geutil.transform.transformer import (
+    Transformer,
     assign_renamed_collections_handler,
     copy_op_handler,
     keep_t_if_possible_handler,
     replace_t_with_placeholder_handler,
     transform_op_if_inside_handler,
 )
-from geutil.transform.state import TransformerInfo
-from geutil.transform.transformer import Transformer
 
 __all__ = [
     "Partition",

@@ -14,13 +14,15 @@ from typing import Any
 from geutil.errors import TransformError
 from geutil.graph import (
     adjacency,
-    colocation,
+    call_graph,
     creation,
+    gradient_functions,
     op_types,
     types,
     v1_control_flow,
 )
 from geutil.graph.creation import BULK_LIMIT
+from geutil.graph.placement import COLOCATION, rename_entries, set_class_entries
 from geutil.graph.types import (
     Graph,
     Operation,
@@ -34,10 +36,36 @@ from geutil.graph.v1_control_flow import (
     where,
 )
 from geutil.select import conversions, walks
-from geutil.transform.handlers import adapt_node
+from geutil.transform.custom_gradients import copied_gradient
 from geutil.transform.state import TransformState
 
 ControlHandler = Callable[[TransformState, Operation], Operation | None]
+
+
+_FRAME = "frame_name"
+
+
+def adapt_node(info: TransformState, op: Operation, node_def: Any) -> None:
+    """Turn the definition of `op` into that of its copy; name and inputs stay.
+
+    Attributes and device are the original's, except that frames of version 1 loops,
+    bodies of version 2 loops and closures of `tf.custom_gradient` become the copy's
+    own, and colocation is left for `finish_copies`.
+    """
+    attributes = node_def.attr
+    if COLOCATION in attributes:
+        info.colocated[op] = list(attributes[COLOCATION].list.s)
+        del attributes[COLOCATION]
+    if _FRAME in attributes:
+        frame = attributes[_FRAME].s.decode()
+        attributes[_FRAME].s = info.context_names.get(frame, frame).encode()
+    if gradient_functions.ATTRIBUTE in attributes:
+        gradient = attributes[gradient_functions.ATTRIBUTE].s.decode()
+        if gradient_functions.is_closure(gradient):
+            copied = copied_gradient(info, op, gradient)
+            attributes[gradient_functions.ATTRIBUTE].s = copied.encode()
+    if info.function_names:
+        call_graph.rename_functions(node_def, info.function_names)
 
 
 def finish_copies(info: TransformState) -> None:
@@ -90,9 +118,9 @@ def _set_colocation(info: TransformState) -> None:
         return by_name.get(name, name if info.same_graph else None)
 
     for op, entries in info.colocated.items():
-        renamed = colocation.rename_entries(entries, rename)
+        renamed = rename_entries(entries, rename)
         if renamed:
-            colocation.set_class_entries(info.copied[op], renamed)
+            set_class_entries(info.copied[op], renamed)
 
 
 def connect_control_inputs(

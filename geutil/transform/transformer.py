@@ -1,19 +1,202 @@
-"""The transformer: copies a view, with a handler for each decision."""
+"""The transformer: copies a view, and asks a handler for each decision.
+
+Handlers decide about ops, tensors, control inputs, and the collections of copies.
+"""
 
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from geutil.errors import FinalizedGraphError, TransformError
-from geutil.graph import creation, graph_collections, types
-from geutil.graph.types import Graph, IdentityMap, Tensor
+from geutil.graph import creation, resource_variables, types
+from geutil.graph.types import Element, Graph, IdentityMap, Operation, Tensor
 from geutil.graph.v1_control_flow import ContextMembers
 from geutil.select.queries import make_view
 from geutil.select.subgraph import SubGraphView
-from geutil.transform import handlers, op_copying
-from geutil.transform.op_copying import copy_ops_in_bulk, transform_ops_one_by_one
+from geutil.transform import op_copying
+from geutil.transform.op_copying import (
+    adapt_node,
+    copy_ops_in_bulk,
+    transform_ops_one_by_one,
+)
 from geutil.transform.state import TransformerInfo, TransformState, carry_functions
+
+
+def replace_t_with_placeholder_handler(info: TransformState, t: Tensor) -> Tensor:
+    """Return a new placeholder in the destination that stands in for `t`.
+
+    The default for the inputs of the view.
+
+    Args:
+        info: the running transformation.
+        t: a tensor of the source graph.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="x")
+        ...     y = tf.negative(x, name="y")
+        >>> transformer = ge.Transformer()
+        >>> transformer.transform_external_input_handler = (
+        ...     ge.replace_t_with_placeholder_handler
+        ... )
+        >>> transformer(y.op, graph, "c")[0].inputs[0].name
+        'c/geph__x_0:0'
+    """
+    with creation.neutral(info.graph_):
+        return creation.make_placeholder_from_tensor(t, scope=info.scope_)
+
+
+def keep_t_if_possible_handler(info: TransformState, t: Tensor) -> Tensor:
+    """Return `t` itself within one graph, and a new placeholder otherwise.
+
+    The default for hidden inputs of the view.
+
+    Args:
+        info: the running transformation.
+        t: a tensor of the source graph.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="x")
+        ...     y = tf.negative(x, name="y")
+        >>> transformer = ge.Transformer()
+        >>> transformer.transform_external_input_handler = ge.keep_t_if_possible_handler
+        >>> transformer(y.op, graph, "c")[0].inputs[0].name
+        'x:0'
+    """
+    return t if info.same_graph else replace_t_with_placeholder_handler(info, t)
+
+
+def assign_renamed_collections_handler(
+    info: TransformState, elem: Element, elem_: Element
+) -> None:
+    """Add `elem_` to the collections of `elem`.
+
+    Collections that TensorFlow gives a meaning (`tf.compat.v1.GraphKeys`) keep their
+    name; the name of any other moves to the destination scope.
+
+    Args:
+        info: the running transformation.
+        elem: an op or tensor of the source graph.
+        elem_: its copy.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="x")
+        >>> graph.add_to_collection("mine", x)
+        >>> transformer = ge.Transformer()
+        >>> transformer.assign_collections_handler = (
+        ...     ge.assign_renamed_collections_handler
+        ... )
+        >>> _ = transformer(x.op, graph, "c")
+        >>> graph.get_collection("c/mine")
+        [<tf.Tensor 'c/x:0' shape=() dtype=float32>]
+    """
+    for name in info.collection_names(elem):
+        info.graph_.add_to_collection(name, elem_)
+
+
+def transform_op_if_inside_handler(
+    info: TransformState, op: Operation | None, keep_if_possible: bool = True
+) -> Operation | None:
+    """Return the copy of an op of the view; of another op, itself or None.
+
+    The default for control inputs and original ops.
+
+    Args:
+        info: the running transformation.
+        op: an op of the source graph, or None.
+        keep_if_possible: whether an op outside the view is kept within one graph.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="x")
+        ...     with tf.control_dependencies([x]):
+        ...         y = tf.constant(2.0, name="y")
+        >>> transformer = ge.Transformer()
+        >>> transformer.transform_control_input_handler = (
+        ...     ge.transform_op_if_inside_handler
+        ... )
+        >>> [op.name for op in transformer(y.op, graph, "c")[0].ops[0].control_inputs]
+        ['x']
+    """
+    if op is None:
+        return None
+    if op in info.ops:
+        return info.transformed_ops.get(op)
+    return op if keep_if_possible and info.same_graph else None
+
+
+def copy_op_handler(
+    info: TransformState,
+    op: Operation,
+    new_inputs: Sequence[Tensor],
+    copy_shape: bool = False,
+    nodedef_fn: Callable[[Any], Any] | None = None,
+) -> tuple[Operation, list[Tensor]]:
+    """Copy an op, with other inputs.
+
+    The default for ops. A transformer whose `transform_op_handler` is this function,
+    or a `functools.partial` of it, copies in bulk; with any other handler it goes op
+    by op, six times as slow.
+
+    Args:
+        info: the running transformation.
+        op: an op of the source graph.
+        new_inputs: the inputs of the copy.
+        copy_shape: whether static shapes are copied even where shape inference on
+            other inputs says otherwise.
+        nodedef_fn: changes the `NodeDef` of the copy before the op is made, and
+            returns it.
+
+    Returns:
+        `(op_, outputs_)`.
+
+    Example:
+        >>> import functools
+        >>> import tensorflow as tf
+        >>> import geutil as ge
+        >>> def on_gpu(node_def):
+        ...     node_def.device = "/device:GPU:0"
+        ...     return node_def
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.constant(1.0, name="x")
+        >>> transformer = ge.Transformer()
+        >>> transformer.transform_op_handler = functools.partial(
+        ...     ge.copy_op_handler, nodedef_fn=on_gpu
+        ... )
+        >>> view, _ = transformer(graph, graph, "copy")
+        >>> view.ops[0].device
+        '/device:GPU:0'
+    """
+    name = types.absolute_unique_name(info.graph_, info.new_name(op.name))
+    node_def = op.node_def
+    adapt_node(info, op, node_def)
+    node_def.name = name
+    if nodedef_fn is not None:
+        node_def = nodedef_fn(node_def)
+        info.altered_ops.append(op)
+    op_ = creation.make_op(info.graph_, node_def, new_inputs)
+    if copy_shape:
+        copy_shapes(op, op_)
+    info.copied[op] = op_
+    return op_, op_.outputs
+
+
+def copy_shapes(op: Operation, op_: Operation) -> None:
+    """Give the outputs of `op_` the static shapes of those of `op`."""
+    for t, t_ in zip(op.outputs, op_.outputs, strict=True):
+        t_.set_shape(t.shape)
 
 
 class Transformer:
@@ -51,22 +234,12 @@ class Transformer:
 
     def __init__(self) -> None:
         # The defaults are those of tf.contrib.graph_editor.
-        self.transform_op_handler: Any = handlers.copy_op_handler
-        self.transform_control_input_handler: Any = (
-            handlers.transform_op_if_inside_handler
-        )
-        self.assign_collections_handler: Any = (
-            handlers.assign_renamed_collections_handler
-        )
-        self.transform_external_input_handler: Any = (
-            handlers.replace_t_with_placeholder_handler
-        )
-        self.transform_external_hidden_input_handler: Any = (
-            handlers.keep_t_if_possible_handler
-        )
-        self.transform_original_op_handler: Any = (
-            handlers.transform_op_if_inside_handler
-        )
+        self.transform_op_handler: Any = copy_op_handler
+        self.transform_control_input_handler: Any = transform_op_if_inside_handler
+        self.assign_collections_handler: Any = assign_renamed_collections_handler
+        self.transform_external_input_handler: Any = replace_t_with_placeholder_handler
+        self.transform_external_hidden_input_handler: Any = keep_t_if_possible_handler
+        self.transform_original_op_handler: Any = transform_op_if_inside_handler
         self.replacements: IdentityMap[Tensor] = IdentityMap()
 
     def __call__(
@@ -146,10 +319,7 @@ class Transformer:
 
     @property
     def _control_inputs_are_copied(self) -> bool:
-        return (
-            self.transform_control_input_handler
-            is handlers.transform_op_if_inside_handler
-        )
+        return self.transform_control_input_handler is transform_op_if_inside_handler
 
     def _transform_ops(self, info: TransformState) -> None:
         """Make the new ops, in bulk where that is possible."""
@@ -158,7 +328,7 @@ class Transformer:
         options: dict[str, Any] = {}
         if type(handler) is functools.partial and not handler.args:
             handler, options = handler.func, dict(handler.keywords)
-        if handler is handlers.copy_op_handler:
+        if handler is copy_op_handler:
             copy_shape = options.pop("copy_shape", False)
             nodedef_fn = options.pop("nodedef_fn", None)
             if not options and copy_ops_in_bulk(
@@ -166,7 +336,7 @@ class Transformer:
             ):
                 if copy_shape:
                     for op, op_ in info.copied.items():
-                        handlers.copy_shapes(op, op_)
+                        copy_shapes(op, op_)
                 return
         transform_ops_one_by_one(info, outside, self.transform_op_handler)
 
@@ -188,9 +358,9 @@ class Transformer:
 
     def _assign_collections(self, info: TransformState) -> None:
         assign = self.assign_collections_handler
-        if assign is handlers.assign_renamed_collections_handler:
+        if assign is assign_renamed_collections_handler:
             if not info.same_graph:
-                graph_collections.carry_variables(
+                resource_variables.carry_variables(
                     info.graph, info.graph_, info.copied_name, info.collection_name
                 )
             if not info.collections:
@@ -217,7 +387,7 @@ def copy_replacing(
     copier = Transformer()
     if not keep_control_inputs:
         copier.transform_control_input_handler = lambda info, op: None
-    copier.transform_external_input_handler = handlers.keep_t_if_possible_handler
+    copier.transform_external_input_handler = keep_t_if_possible_handler
     copier.replacements = replacements
     return copier(view, dst_graph, dst_scope, src_scope, reuse_dst_scope)
 

@@ -10,82 +10,89 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.gradients import apply, gradients, last_report
-from geutil.gradients.apply import keep_apart, readers_of, without_joined
-from geutil.gradients.step import build_step
-from geutil.graph.creation import set_new_input
+from geutil.gradients import gradients, last_report
 from tests.gradients.checking import assert_same, run, unlike
 from tests.thorough import crossed
 
 
-def build(depth):
-    """Return the step of a chain of sines, and the products of its backward pass."""
-    x = h = tf.random.stateless_uniform([8], [1, 2])
-    for _ in range(depth):
-        h = tf.sin(h)
-    step = build_step(h, [x])
-    return step, [op for op in step.backward if op.type == "Mul"]
+def chain_of_sines():
+    """Return the gates of a chain of sines that is recomputed in three segments."""
+    with tf.Graph().as_default() as graph:
+        x = h = tf.random.stateless_uniform([8], [1, 2])
+        made = []
+        for _ in range(9):
+            h = tf.sin(h)
+            made.append(h)
+        gradients(h, x, checkpoints=[made[2], made[5]])
+    return [op for op in graph.get_operations() if "/gate" in op.name]
 
 
+def test_products_that_may_be_joined_are_not_awaited(request):
+    """Grappler joins a product with its only reader, unless something waits for it."""
+
+    def joined(gate):
+        return [
+            op
+            for op in gate.control_inputs
+            if op.type == "Mul" and len(op.outputs[0].consumers()) == 1
+        ]
+
+    assert any(map(joined, chain_of_sines()))
+    request.getfixturevalue("deterministic")
+    gates = chain_of_sines()
+    assert gates and all(gate.control_inputs for gate in gates)
+    assert not any(map(joined, gates))
+
+
+@pytest.mark.usefixtures("deterministic")
 def test_what_reads_a_shape_keeps_nothing_apart(graph):
     image = tf.random.stateless_uniform([1, 8, 8, 2], [1, 2])
     weights = tf.random.stateless_uniform([3, 3, 2, 2], [3, 4])
-    edges = [[0, 0], [1, 1], [1, 1], [0, 0]]
-    padded = tf.pad(image, edges)
+    padded = tf.pad(tf.sin(image), [[0, 0], [1, 1], [1, 1], [0, 0]])
     y = tf.nn.conv2d(padded, weights, 1, "VALID")
-    step = build_step(y, [weights])
+    kept = tf.sin(y)
+    gradients(tf.sin(tf.sin(kept)), [weights], checkpoints=[y, kept])
+    readers = [op for op in graph.get_operations() if op in padded.consumers()]
     # The gradient asks for the shapes of what the convolution reads.
-    assert "ShapeN" in [op.type for op in padded.consumers()]
-    tf.exp(padded, name="not_needed")
-    before = readers_of(step)
-    types = [op.type for op, _ in before[padded]]
-    assert sorted(types) == ["Conv2D", "Conv2DBackpropFilter"]
-    copied, again = tf.pad(image, edges), tf.no_op()
-    (filter_gradient,) = (op for op, _ in before[padded] if op is not y.op)
-    set_new_input(filter_gradient, 0, copied)
-    keep_apart(step, before, [(padded.op, copied.op, again)])
-    names = {op.name for op in graph.get_operations() if op in padded.consumers()}
-    assert "recomputed/apart" in names
+    kinds = [op.type for op in readers if "apart" not in op.name]
+    assert sorted(kinds) == ["Conv2D", "ShapeN"]
+    assert "recomputed/apart" in {op.name for op in readers}
 
 
-def test_products_that_may_be_joined_are_not_awaited(graph):
-    step, products = build(3)
-    last = products[-1]
-    # A product that is a result has no reader.
-    assert without_joined(step, [last]) == (last,)
-    # The first product reads a seed, which is no product.
-    awaited = without_joined(step, [products[1]])
-    assert awaited
-    assert all(op.type != "Mul" for op in awaited)
-    assert all(op in step.backward for op in awaited)
-    # Ops that are not joined are awaited as they are.
-    cosines = [op for op in step.backward if op.type == "Cos"]
-    assert without_joined(step, cosines) == tuple(cosines)
+def readers_of_values(graph):
+    """Return how many ops read each tensor of a graph, its shape apart."""
+    return {
+        t.name: sum("Shape" not in op.type for op in t.consumers())
+        for op in graph.get_operations()
+        for t in op.outputs
+    }
 
 
-def test_only_what_had_several_readers_is_parted(graph):
-    x = tf.random.stateless_uniform([8], [1, 2])
-    read_twice = tf.multiply(x, 2.0, name="read_twice")
-    read_once = tf.multiply(tf.reverse(read_twice, [0]), 3.0, name="read_once")
-    y = tf.cumsum(read_once)
-    z = tf.cumsum(x)
-    step = build_step([y, z], [x])
-    before = readers_of(step)
-    before[read_twice].append((y.op, 0))
-    gate = tf.raw_ops.NoOp(name="gate")
-    copies = [
-        (t.op, tf.multiply(x, x, name="copy").op, gate) for t in (read_twice, read_once)
-    ]
-    copied = copies[0][1].outputs[0]
-    z.op._update_input(0, copied)
-    keep_apart(step, before, copies)
-    of_copy, of_original = z.op.inputs[0].op, gate.control_inputs[0]
-    apart = [op for op in graph.get_operations() if "apart" in op.name]
-    assert len(apart) == 2
-    assert of_copy.inputs[0] is copied
-    assert of_original.inputs[0] is read_twice
+@pytest.mark.usefixtures("deterministic")
+def test_only_what_had_several_readers_is_parted():
+    def built(take):
+        with tf.Graph().as_default() as graph:
+            x = tf.random.stateless_uniform([16, 16], [1, 2])
+            weights = tf.unstack(tf.random.stateless_uniform([4, 16, 16], [3, 4]))
+            y, parts = products(x, weights)
+            forward = [op.name for op in graph.get_operations()]
+            take(y, weights, parts)
+        return graph, forward
+
+    plain, forward = built(lambda y, xs, _: tf.gradients(y, xs))
+    parted, _ = built(lambda y, xs, parts: gradients(y, xs, checkpoints=parts[:-1]))
+    several = {name for name, count in readers_of_values(plain).items() if count > 1}
+    apart = [op for op in parted.get_operations() if "/apart" in op.name]
+    read = {op.inputs[0].name.removeprefix("recomputed/") for op in apart}
+    assert read and read <= several
+    # Both originals and copies, of which one reader is left.
+    copies = {op.inputs[0].name.startswith("recomputed/") for op in apart}
+    assert copies == {True, False}
     # The originals' own edges are left alone.
-    assert read_once.op.inputs[0].op.inputs[0] is read_twice
+    for name in forward:
+        ops = (graph.get_operation_by_name(name) for graph in (plain, parted))
+        before, after = ([t.name for t in op.inputs] for op in ops)
+        assert before == after, name
 
 
 SIDE = 32
@@ -203,7 +210,7 @@ def test_what_grappler_does_not_join_with_plain_gradients(monkeypatch):
     given = products, (64, 64), (4, 64, 64)
     expected = bits(*given, plain=True)
     assert_same(bits(*given), expected)
-    monkeypatch.setattr(apply, "keep_apart", lambda *args: None)
+    monkeypatch.setattr("geutil.gradients.apply.keep_apart", lambda *args: None)
     assert np.any(np.not_equal(bits(*given), expected))
 
 

@@ -1,11 +1,12 @@
 """Gradients that somebody else defined, and gradients of gradients."""
 
+from functools import partial
 from itertools import chain
 
 import tensorflow as tf
 
 from geutil.gradients import checkpointed, gradients, gradients_speed, last_report
-from geutil.gradients.step import build_step
+from geutil.graph import verify
 from tests.gradients.checking import (
     TAPES,
     assert_as_near,
@@ -134,20 +135,25 @@ def test_functions():
     assert unlike(named(LAYERS, take(False)), named(LAYERS, take(True))) == {}
 
 
-def test_backward_ops_are_sorted_where_a_gradient_function_edits(graph):
+def test_backward_ops_are_sorted_where_a_gradient_function_edits():
     """What is checkpointed inside reads copies that were made after it."""
-    block = checkpointed(lambda h: deep(deep(deep(h))), "inputs")
-    x = start()
-    step = build_step(deep(block(deep(block(x)))), [x])
-    place = {op: i for i, op in enumerate(step.backward)}
-    producers = [
-        (op, p)
-        for op in place
-        for p in (*(t.op for t in op.inputs), *op.control_inputs)
-    ]
-    assert all(place[p] < place[op] for op, p in producers if p in place)
-    created = [op._id for op in step.backward]
-    assert created != sorted(created)
+
+    def taken(block, take):
+        with tf.Graph().as_default() as graph:
+            x = start()
+            y = deep(block(deep(block(x))))
+            slopes = take(y, [x])
+            return run(graph, {"x": slopes}), graph
+
+    def inside(h):
+        return deep(deep(deep(h)))
+
+    wanted, _ = taken(inside, tf.gradients)
+    block = checkpointed(inside, "inputs")
+    for checkpoints in ("memory", None):
+        found, graph = taken(block, partial(gradients, checkpoints=checkpoints))
+        assert unlike(found, wanted) == {}
+        verify(graph)
 
 
 def plainly(y, x, kept):

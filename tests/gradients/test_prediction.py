@@ -3,21 +3,20 @@
 import pytest
 import tensorflow as tf
 
-from geutil.gradients import gradients, last_report
-from geutil.gradients.planning import choose_for_memory
-from geutil.gradients.prediction import StepProgram
-from geutil.gradients.selection import AlwaysKept
-from geutil.gradients.step import build_step
+from geutil.gradients import explain, gradients, last_report
 from geutil.memory import predict
-from tests.gradients.planning.graphs import chain_step
 from tests.memory.networks import Builder, chain, residual, unet
 
 v1 = tf.compat.v1
 
 
-def test_a_chain_by_hand():
-    step = chain_step([64, 64, 64, 64])
-    plain = StepProgram(step).peak()
+def test_a_chain_by_hand(graph):
+    x = v1.placeholder(tf.float32, [256, 64])
+    weights = [v1.get_variable(f"w{i}", [64, 64]) for i in range(3)]
+    for w in weights:
+        x = tf.tanh(x @ w)
+    gradients(tf.reduce_mean(tf.square(x)), weights, checkpoints=None)
+    plain = last_report().peak
     # Three tanhs are held; the gradient of the mean is spread out, and the square's
     # makes twice the last tanh. Besides, there are some scalars.
     held = 5 * 256 * 64 * 4
@@ -75,25 +74,16 @@ def test_variables_and_what_hands_them_on_take_nothing(kind, graph):
         use_resource = kind != "a reference variable"
         w = v1.get_variable(f"w{i}", [64, 64], use_resource=use_resource)
         h = tf.tanh(h @ READS[kind](w) + tf.ones([64, 64]))
-    step = build_step(tf.reduce_mean(h), [x])
-    peak = StepProgram(step).peak()
+    loss = tf.reduce_mean(h)
+    peak = explain(loss, x, checkpoints=None).peak
     # 16 results of tanh, and the gradients of two of them; no constants or feeds.
     assert 16 * 64 * 64 * 4 <= peak <= 18.5 * 64 * 64 * 4
-    choice = choose_for_memory(step, AlwaysKept(step))
-    assert choice.reason is None
-    assert choice.peak <= 0.6 * peak
+    report = explain(loss, x, checkpoints="memory")
+    assert not report.warnings
+    assert report.peak <= 0.6 * peak
     # Products are as large; the constant that is added to them is there anyway.
-    assert {t.op.type for t in choice.kept} <= {"MatMul", "Tanh"}
-
-
-def test_gradients_alone():
-    step = chain_step([64, 64, 64, 64])
-    alone = StepProgram(step).gradient_bytes(step.backward)
-    assert len(alone) == len(step.backward)
-    weight = 64 * 64 * 4
-    # At the end there are three weight gradients, and what the last op reads.
-    assert 3 * weight <= alone[-1] <= 3 * weight + 256 * 64 * 4
-    assert max(alone) <= 3 * weight + 3 * 256 * 64 * 4
+    chosen = {t.op_type for t in report.kept if t.reason.startswith("chosen")}
+    assert chosen and chosen <= {"MatMul", "Tanh"}
 
 
 def test_what_a_compiled_call_passes_on_is_held_once(graph):

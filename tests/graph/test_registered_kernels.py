@@ -1,70 +1,88 @@
 """Which devices ops run on, and what lies in host memory, by TensorFlow's registry."""
 
+import pytest
 import tensorflow as tf
 
-from geutil.graph.placement import default_device, has_kernels, kernel_of, places_of
+from geutil.errors import ArgumentTypeError
+from geutil.memory import predict, predict_by_device
 
+v1 = tf.compat.v1
 GPU = "/job:localhost/replica:0/task:0/device:GPU:0"
 CPU = "/job:localhost/replica:0/task:0/device:CPU:0"
 
 
-def built(make):
-    """Return an op of a graph, and all ops there."""
-    with tf.Graph().as_default() as graph:
-        made = make()
-        return getattr(made, "op", made), graph.get_operations()
+def held(make):
+    """Return the bytes that a step holds on a GPU, feeds apart."""
+    with tf.Graph().as_default():
+        return predict(make(), device="GPU:0", grappler=False).peak
 
 
-def test_a_kernel_names_its_arguments_in_host_memory():
-    op, _ = built(lambda: tf.reshape(tf.ones([4, 4]), [16]))
-    kernel = kernel_of(op, "GPU")
-    assert (kernel.host_inputs, kernel.host_outputs) == ({1}, set())
-    op, _ = built(lambda: tf.shape(tf.zeros([3])))
-    assert kernel_of(op, "GPU").host_outputs == {0}
+def fed(*shape, dtype=tf.float32):
+    return v1.placeholder(dtype, shape)
+
+
+def test_a_kernel_reads_and_makes_shapes_in_host_memory():
+    # Sixteen floats; the shape is computed, and lies in the memory of the host.
+    assert held(lambda: tf.reshape(fed(4, 4), tf.shape(fed(16)))) == 0
+    assert held(lambda: tf.exp(tf.reshape(fed(4, 4), tf.shape(fed(16))))) == 64
+    assert held(lambda: tf.shape(fed(3))) == 0
 
 
 def test_integers_are_added_in_host_memory():
-    op, _ = built(lambda: tf.add(tf.ones([4], tf.int32), 1))
-    kernel = kernel_of(op, "GPU")
-    assert (kernel.host_inputs, kernel.host_outputs) == ({0, 1}, {0})
-    op, _ = built(lambda: tf.add(tf.ones([4]), 1.0))
-    assert kernel_of(op, "GPU").host_outputs == set()
+    assert held(lambda: tf.add(fed(4, dtype=tf.int32), 1)) == 0
+    assert held(lambda: tf.add(fed(4), 1.0)) == 16
 
 
 def test_arguments_of_several_tensors_count_each():
-    op, _ = built(lambda: tf.concat([tf.ones([2]), tf.ones([3]), tf.ones([4])], 0))
-    # ConcatV2 reads its values, then the axis.
-    assert kernel_of(op, "GPU").host_inputs == {3}
-    op, _ = built(lambda: tf.raw_ops.ShapeN(input=[tf.ones([2]), tf.ones([3])]))
-    op = op if hasattr(op, "type") else op[0].op
-    assert kernel_of(op, "GPU").host_outputs == {0, 1}
+    # ConcatV2 reads its values, then the axis, which is computed here.
+    parts = (2, 3, 4)
+    assert held(lambda: tf.concat([*map(fed, parts)], tf.rank(fed(2)) - 1)) == 36
+    # Of values that are computed, too, the bytes of all are held.
+    computed = held(
+        lambda: tf.concat([tf.exp(fed(n)) for n in parts], tf.rank(fed(2)) - 1)
+    )
+    assert computed == 72
+    assert held(lambda: tf.raw_ops.ShapeN(input=[fed(2), fed(3)])) == 0
+
+
+def places(make, default):
+    """Return the devices that ops of each type run on, by a prediction of each."""
+    with tf.Graph().as_default() as graph:
+        found = predict_by_device(make(), default=default, grappler=False)
+    kinds = {op.name: op.type for op in graph.get_operations()}
+    devices = {}
+    for row in found.devices:
+        for moment in row.timeline.moments:
+            if moment.op in kinds:
+                devices.setdefault(kinds[moment.op], set()).add(row.device)
+    return devices
 
 
 def test_strings_have_no_kernel_on_a_gpu():
-    op, _ = built(lambda: tf.strings.join(["a", "b"]))
-    assert kernel_of(op, "GPU") is None
-    assert kernel_of(op, "CPU") is not None
-    assert has_kernels("GPU")
-    assert not has_kernels("FPGA")
+    def make():
+        return tf.strings.join([fed(dtype=tf.string), "b"])
+
+    assert places(make, GPU)["StringJoin"] == {CPU}
+    with tf.Graph().as_default():
+        y = make()
+        with pytest.raises(ArgumentTypeError, match="has kernels for"):
+            predict(y, device="FPGA:0")
+
+
+def coupled():
+    v = v1.get_variable("v", [4], use_resource=True)
+    words = tf.strings.as_string(v)
+    with v1.colocate_with(words):
+        there = tf.square(v.value())
+    return [there, tf.square(v), words]
 
 
 def test_ops_without_a_kernel_go_to_the_cpu_with_all_that_must_be_there():
-    def make():
-        v = tf.compat.v1.get_variable("v", [4], use_resource=True)
-        words = tf.strings.as_string(v)
-        with tf.compat.v1.colocate_with(words):
-            there = tf.square(v.value())
-        return tf.group(there, tf.square(v), words)
-
-    _, ops = built(make)
-    places = places_of(ops, [], GPU)
-    by_type = {
-        op.type: {places[o.name] for o in ops if o.type == op.type} for op in ops
-    }
+    by_type = places(coupled, GPU)
     assert by_type["AsString"] == {CPU}
     assert by_type["Square"] == {CPU, GPU}
     assert by_type["VarHandleOp"] == {GPU}
-    assert set(places_of(ops, [], default_device(())).values()) == {CPU}
+    assert set().union(*places(coupled, None).values()) == {CPU}
 
 
 def test_a_named_cpu_is_kept():
@@ -73,7 +91,6 @@ def test_a_named_cpu_is_kept():
             x = tf.random.uniform([4])
         return tf.square(x)
 
-    _, ops = built(make)
-    places = places_of(ops, [], GPU)
-    assert places["Square"] == GPU
-    assert {places[op.name] for op in ops if "uniform" in op.name} == {CPU}
+    by_type = places(make, GPU)
+    assert by_type["Square"] == {GPU}
+    assert by_type["RandomUniform"] == {CPU}

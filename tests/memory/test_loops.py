@@ -6,9 +6,8 @@ import tensorflow as tf
 
 from geutil.errors import PredictionError
 from geutil.gradients import gradients, last_report, order_updates
-from geutil.graph.function_calls import body_for_call
-from geutil.memory import bytes_of, measure, predict, worst_case
-from geutil.memory.read import calls_in
+from geutil.memory import measure, predict, worst_case
+from tests.call_counts import count_calls
 from tests.memory.tracing import peak_of, trace, traced_peaks
 from tests.processes import forked
 from tests.thorough import chosen
@@ -78,33 +77,39 @@ def test_lists_of_a_result_are_counted(graph):
     assert predict(y).peak == pytest.approx(traced, rel=0.1)
 
 
-def states(graph):
-    """Return how many states are piled up by the loop of a graph."""
-    calls = calls_in(graph, lambda t: bytes_of(t) or 0)
-    (piled,) = (c.results for op, c in calls.items() if "grad" not in op.name)
-    return sum(piled.sizes.values()) / STATE
+def states(fetches):
+    """Return how many states are piled up by the loop of a step."""
+    lives = predict(fetches, grappler=False).lifetimes
+    graph = fetches[0].graph
+    piled = {
+        life.tensor.name: life.tensor.bytes
+        for life in lives
+        if "While" in life.tensor.op_type
+        and "grad" not in life.op
+        and graph.get_tensor_by_name(life.tensor.name).dtype == tf.variant
+    }
+    return sum(piled.values()) / STATE
 
 
 def counting(start, bound, step):
-    """Return a graph with a loop that counts, and its gradient."""
-    with tf.Graph().as_default() as graph:
+    """Return the result of a loop that counts, and its gradient."""
+    with tf.Graph().as_default():
         x = tf.ones([WIDTH, WIDTH])
         _, y = tf.while_loop(
             lambda i, _: i <= bound - 1,
             lambda i, state: (step + i, tf.exp(state)),
             [start, x],
         )
-        tf.gradients(y, x)
-    return graph
+        return [y, *tf.gradients(y, x)]
 
 
 def test_how_often_a_loop_runs():
     expected = {(0, 10, 3): 4, (2, 10, 4): 2, (9, 10, 1): 1, (10, 10, 1): 0}
     assert {given: states(counting(*given)) for given in expected} == expected
     for times in (0, 1, 7):
-        with tf.Graph().as_default() as graph:
-            fetches_of(*recurrent(times=times))
-        assert states(graph) == times
+        with tf.Graph().as_default():
+            fetches = fetches_of(*recurrent(times=times))
+        assert states(fetches) == times
 
 
 def test_a_bound_that_data_decides_is_not_guessed_but_told(graph, caplog):
@@ -113,7 +118,7 @@ def test_a_bound_that_data_decides_is_not_guessed_but_told(graph, caplog):
     predict(loss)
     assert "how often" not in caplog.text
     fetches = fetches_of(loss, weights)
-    assert states(graph) == 0
+    assert states(fetches) == 0
     predict(fetches)
     assert "how often 'while' runs does not follow" in caplog.text
 
@@ -145,39 +150,37 @@ def test_functions_have_the_shapes_of_their_call(graph):
         return tf.reduce_sum(tf.exp(x), [0, 1])
 
     fetch = half(tf.compat.v1.placeholder(tf.float32, [WIDTH, WIDTH]))
-    (called,) = calls_in(graph, bytes_of).values()
-    assert called.temporary == STATE
+    timeline = predict(fetch, grappler=False)
+    # While it runs, the call holds the exponentials, besides its result.
+    assert timeline.peak == STATE + 4
     assert fetch.shape.rank == 0
 
 
-def test_functions_are_read_once_however_often_they_are_called(graph, monkeypatch):
+def test_functions_are_read_once_however_often_they_are_called():
     def calling(layer):
         return tf.function(lambda x: layer(layer(layer(layer(x)))), autograph=False)
 
-    layer = tf.function(tf.exp, autograph=False)
-    for _ in range(4):
-        layer = calling(layer)
-    layer(tf.compat.v1.placeholder(tf.float32, [WIDTH, WIDTH]))
-    read = []
+    def work(depth):
+        layer = tf.function(tf.exp, autograph=False)
+        for _ in range(depth):
+            layer = calling(layer)
+        with tf.Graph().as_default():
+            y = layer(tf.compat.v1.placeholder(tf.float32, [WIDTH, WIDTH]))
+        count, timeline = count_calls(lambda: predict(y, grappler=False))
+        assert timeline.peak >= 2 * STATE
+        return count
 
-    def counted(graph, name, arguments):
-        read.append(name)
-        return body_for_call(graph, name, arguments)
-
-    monkeypatch.setattr("geutil.graph.function_calls.body_for_call", counted)
-    # Four to the power of four calls in all.
-    (called,) = calls_in(graph, bytes_of).values()
-    assert len(read) == len(set(read)) == 5
-    assert called.temporary >= STATE
+    # Of four calls of each in the next, there are sixteen times as many in all.
+    assert work(5) < 3 * work(3)
 
 
 def test_functions_that_data_is_mapped_by_have_the_shapes_of_their_trace(graph):
     shift = tf.compat.v1.placeholder(tf.float32, [3, 1], name="shift")
     data = tf.data.Dataset.from_tensors(tf.ones([WIDTH, WIDTH]))
     data = data.map(lambda x: tf.reduce_sum(tf.exp(x)) + shift[0])
-    tf.compat.v1.data.make_initializable_iterator(data)
-    sizes = [called.temporary for called in calls_in(graph, bytes_of).values()]
-    assert STATE <= max(sizes) <= STATE + 8
+    iterator = tf.compat.v1.data.make_initializable_iterator(data)
+    peak = predict(iterator.initializer, grappler=False).peak
+    assert STATE <= peak <= STATE + 64
 
 
 def test_a_symbolic_gradient_passes_more_than_its_function_takes(graph):
@@ -188,8 +191,8 @@ def test_a_symbolic_gradient_passes_more_than_its_function_takes(graph):
     call = tf.raw_ops.SymbolicGradient(
         input=[x, x], Tout=[tf.float32], f=_function(name)
     )
-    (called,) = calls_in(graph, bytes_of).values()
-    assert call and called.temporary >= 0
+    # It holds the exponential that the gradient is multiplied by, and its result.
+    assert STATE <= predict(call, grappler=False).peak <= 3 * STATE
 
 
 def _function(name):

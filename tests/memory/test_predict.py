@@ -7,7 +7,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError, SelectionError
-from geutil.graph.fetched_subgraph import uses_onednn
+from geutil.graph.runtime import uses_onednn
 from geutil.memory import bytes_of, measure, predict, simulate, step_program
 from geutil.memory.kernels import onednn
 from tests.memory.networks import NETWORKS, attention, residual, training_step, unet

@@ -1,8 +1,10 @@
 """Orders that hold little: valid for any program, and frugal where it is clear."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from geutil.errors import PredictionError
 from geutil.memory import Node, Program, execution_order, simulate
 from geutil.memory.schedule import (
     frugal_order,
@@ -153,6 +155,12 @@ def test_what_is_used_up_at_once_runs_in_one_burst():
     places = [order.index(f"gradient{i}") for i in range(count)]
     assert sorted(places) == [1, 6, 11, 16]
     assert simulate(program, frugal_order(program)).peak == 300
+
+
+def test_a_node_that_waits_for_itself_is_refused():
+    cycle = Program([Node("x", "Op", [1], [0]), Node("y", "Op", [0], [1])], [1, 1])
+    with pytest.raises(PredictionError, match="waits for itself"):
+        frugal_order(cycle)
 
 
 def test_long_chains_in_place():

@@ -9,9 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.gradients import Budget, explain
-from geutil.gradients.tensor_sizes import negligible_bytes
 from geutil.memory.read import calls_of
-from geutil.memory.sizes import tensor_bytes, tensor_elements
+from geutil.memory.sizes import negligible_bytes, tensor_bytes, tensor_elements
 from geutil.memory.times import measured_times, multiply_adds, op_time, op_times
 from tests.gradients.planning.graphs import chain_loss
 

@@ -1,8 +1,8 @@
 import pytest
+import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.rewrite import Any, Const, Op, Optional, Or, Rule, Weight
-from geutil.rewrite.compiling import compile_pattern
+from geutil.rewrite import Any, Const, Op, Optional, Or, Rule, Weight, match, rewrite
 
 WRONG_NODES = {
     ArgumentTypeError: [
@@ -47,27 +47,29 @@ def test_nodes_and_patterns_that_cannot_be():
                 Rule(pattern, lambda match: None)
 
 
-def test_what_is_worked_out():
+@pytest.mark.parametrize("kind", ["Relu", "Relu6"])
+@pytest.mark.parametrize("bias", [None, "BiasAdd", "AddV2"])
+def test_a_pattern_with_alternatives_inside_matches_each(kind, bias):
     x = Any("x")
     conv = Op("Conv2D", x, Weight("w", through_identity=False), only_consumer=True)
     biased = Optional(Op({"BiasAdd", "AddV2"}, conv, Any("b")), conv)
-    compiled = compile_pattern(Op("Relu", biased) | Op("Relu6", biased))
-    assert compiled.types == {"Relu", "Relu6"}
-    assert [op.types_text() for op in compiled.ops] == [
-        "Relu",
-        "AddV2|BiasAdd",
-        "Conv2D",
-        "Relu6",
-    ]
-    # Relu -> BiasAdd -> Conv2D -> the op behind w.
-    assert compiled.depth == 3
-    assert compiled.interior == {
-        *("BiasAdd", "AddV2", "Conv2D"),
-        *("Const", "ReadVariableOp", "Variable", "VariableV2"),
-    }
-    assert compiled.may_match(["Conv2D"])
-    assert not compiled.may_match(["MatMul"])
-    assert not compiled.may_match(["Conv2D", "Const"])
+    with tf.Graph().as_default() as graph:
+        image = tf.zeros([1, 4, 4, 2])
+        activate = getattr(tf.raw_ops, kind)
+        for weights in (tf.ones([1, 1, 2, 2]), tf.exp(tf.ones([1, 1, 2, 2]))):
+            y = tf.nn.conv2d(image, weights, 1, "SAME")
+            if bias == "BiasAdd":
+                y = tf.nn.bias_add(y, tf.ones([2]))
+            elif bias:
+                y = y + tf.ones([2])
+            activate(features=y)
+        # None is one of a product, nor of a layer that another op reads.
+        activate(features=tf.matmul(tf.ones([2, 2]), tf.ones([2, 2])))
+        read_twice = tf.nn.conv2d(image, tf.ones([1, 1, 2, 2]), 1, "SAME")
+        activate(features=tf.identity(read_twice))
+        activate(features=read_twice)
+    (found,) = match(graph, Op("Relu", biased) | Op("Relu6", biased))
+    assert [op.type for op in found.ops] == [*filter(None, [kind, bias, "Conv2D"])]
 
 
 def test_alternatives_are_joined():
@@ -81,5 +83,12 @@ def test_a_deep_pattern():
     pattern = Any("x")
     for _ in range(5_000):
         pattern = Op("Neg", pattern)
-    compiled = compile_pattern(pattern)
-    assert (compiled.depth, len(compiled.ops)) == (4_999, 5_000)
+    with tf.Graph().as_default() as graph:
+        x = y = tf.zeros([], name="x")
+        for _ in range(5_000):
+            y = tf.negative(y)
+        end = tf.identity(y)
+        report = rewrite(graph, Rule(pattern, lambda match: tf.abs(match["x"])))
+    (entry,) = report.rewritten
+    assert len(entry.ops) == 5_000
+    assert end.op.inputs[0].op.inputs[0] is x

@@ -9,39 +9,57 @@ import tensorflow as tf
 from geutil import model
 from geutil.batchnorm import check
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
-from geutil.select.networks.outputs import Motion, Movement, rows_of
 from tests.settings import needs_eager
 
 NOTHING = "this comparison proves nothing"
 
 
-def motion(*batches, rows=None):
-    movement = Movement()
-    for batch in batches:
-        movement.add(np.asarray(batch), rows)
-    return movement.entry()
+def motion(*batches, result=tf.identity, more=()):
+    """Return how an output moves when a model is compared with itself on batches."""
+    x = np.asarray(batches[0])
+    kind = tf.as_dtype(tf.string if x.dtype == object else x.dtype)
+    specs = [tf.TensorSpec([None, *x.shape[1:]], kind, name="x")]
+    specs += [tf.TensorSpec([], tf.float32, name="scalar")] * len(more)
+
+    @tf.function(input_signature=specs)
+    def f(x, scalar=None):
+        y = result(x)
+        return {"y": y if scalar is None else (y, scalar)[0]}
+
+    inputs = [{"x": np.asarray(b), **dict(more)} for b in batches]
+    return model.open(f).compare(model.open(f), inputs).motions["y"]
 
 
+def figures(*batches, **options):
+    found = motion(*batches, **options)
+    return found.varies, found.largest, found.samples
+
+
+@needs_eager
 def test_rows_of_batches_are_samples():
     two = np.array([[1.0, 2.0], [1.5, -4.0], [1.0, 2.0]])
-    assert motion(two, two + 1, rows=3) == Motion(6.0, 4.0, 6)
+    assert figures(two, two + 1) == (6.0, 4.0, 6)
     # As one sample for each batch: an output that is not as long as the batch.
-    assert motion(two, two + 1, rows=2) == Motion(1.0, 4.0, 2)
-    assert motion(two, two[:2], rows=None).varies == np.inf
-    assert motion(np.array([3, 3, 250], np.uint8), rows=3).varies == 247
-    assert motion(np.array([b"a", b"a"], object), rows=2).varies == 0
-    assert motion(np.array([b"a", b"b"], object), rows=2).varies == np.inf
-    assert motion(np.array([1j, 1.0]), rows=2).varies == pytest.approx(2**0.5)
-    assert motion([1.0, np.nan, np.nan], rows=3).varies == np.inf
-    assert rows_of({"a": np.zeros([3, 2]), "b": np.zeros(3)}) == 3
-    assert rows_of({"a": np.zeros([3, 2]), "b": np.zeros([])}) is None
+    first, second = two[:2], two[:2] + 1
+    longer = {"result": lambda x: tf.concat([x, x[:1]], 0)}
+    assert figures(first, second, **longer) == (1.0, 4.0, 2)
+    # Nor are there rows where an input has none.
+    scalar = {"more": [("scalar", np.float32(1))]}
+    assert figures(two, two + 1, **scalar) == (1.0, 4.0, 2)
+    assert motion(two, two[:2], **scalar).varies == np.inf
+    assert motion(np.array([3, 3, 250], np.uint8)).varies == 247
+    assert motion(np.array([b"a", b"a"], object)).varies == 0
+    assert motion(np.array([b"a", b"b"], object)).varies == np.inf
+    assert motion(np.array([1j, 1.0])).varies == pytest.approx(2**0.5)
+    assert motion(np.array([1.0, np.nan, np.nan])).varies == np.inf
 
 
+@needs_eager
 def test_one_sample_proves_what_it_proves():
-    one = motion([1.0], rows=1)
+    one = motion(np.array([1.0]))
     assert one.proves()
     assert str(one) == ""
-    assert Motion(0.0, 0.0, 2).relative(0.5) == np.inf
+    assert motion(np.zeros(2)).relative(0.5) == np.inf
 
 
 def network(scale):
@@ -69,5 +87,6 @@ def test_comparisons_of_outputs_that_do_not_move_prove_nothing(scale):
         assert "over 3 samples" in live
         assert (NOTHING in y) == (scale < 1)
     assert compared.motions["y"].varies == pytest.approx(2 * scale)
-    assert compared.motions["live"] == Motion(8.0, 12.0, 3)
+    live = compared.motions["live"]
+    assert (live.varies, live.largest, live.samples) == (8.0, 12.0, 3)
     assert compared.equal

@@ -25,12 +25,13 @@ from geutil.gradients import segments
 from geutil.gradients.planner.problem import Problem
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Keeps, Recomputation
-from geutil.gradients.step import PlainStep, reached
+from geutil.gradients.step import PlainStep
 from geutil.gradients.step_order import place_to_wait
 from geutil.graph import v1_control_flow
 from geutil.graph.op_types import VALUE_BLIND
 from geutil.graph.placement import checked_default, full_name, planned_for
 from geutil.graph.types import Operation
+from geutil.graph.walks import DisjointSets, closure
 from geutil.memory.dependencies import with_controls
 from geutil.memory.program import Program
 from geutil.memory.schedule import frugal_order, negligible_size
@@ -189,7 +190,8 @@ class _Groups:
 
     def __init__(self, program: Program) -> None:
         self._program = program
-        self._leader = list(range(len(program.nodes)))
+        self._sets = DisjointSets(range(len(program.nodes)))
+        self.leader = self._sets.leader
         self._is_used_up = [False] * len(program.nodes)
         self._maker = [0] * len(program.sizes)
         # Of tensors whose buffer another group than their maker's has made.
@@ -204,13 +206,6 @@ class _Groups:
         maker = self._maker[tensor]
         return (maker,) if shown is None else (maker, shown)
 
-    def leader(self, i: int) -> int:
-        """Return the node that stands for the group of a node."""
-        while self._leader[i] != i:
-            self._leader[i] = self._leader[self._leader[i]]
-            i = self._leader[i]
-        return i
-
     def all_before(self, i: int, place: Sequence[int], end: int) -> set[int]:
         """Return the places of the groups that a node has to have behind it."""
         # That of its own group, if that comes before the one that waits (`end`);
@@ -221,7 +216,7 @@ class _Groups:
                 return ()
             return (m for t in self._program.nodes[j].inputs for m in self.makers(t))
 
-        return {place[j] for j in reached([i], behind) if place[j] < end}
+        return {place[j] for j in closure([i], behind) if place[j] < end}
 
     def _groups_of(self, tensor: int) -> list[int]:
         return [self.leader(i) for i in self.makers(tensor)]
@@ -242,7 +237,7 @@ class _Groups:
                 continue
             buffers = [self.makers(node.inputs[place])[-1] for _, place in node.aliases]
             if node.inputs[node.aliases[0][1]] not in self._shown:
-                self._leader[i] = self.leader(buffers[0])
+                self._sets.join(i, buffers[0])
             for (out, _), maker in zip(node.aliases, buffers, strict=True):
                 if self.leader(maker) != self.leader(i):
                     self._shown[node.outputs[out]] = maker
@@ -261,7 +256,7 @@ class _Groups:
         for i, node in enumerate(nodes):
             if node.type == "BiasAddGrad" and node.inputs:
                 first = filters.get(node.inputs[0], i)
-                self._leader[self.leader(i)] = self.leader(first)
+                self._sets.join(i, first)
 
     def merge_with_readers(self, again: Sequence[bool]) -> None:
         """Merge groups into those of their only readers, where nothing is lost."""
@@ -287,7 +282,7 @@ class _Groups:
             # waits leaves the gradient there, which may be small next to its inputs.
             ends = not nodes[reader].outputs and not nodes[reader].controls
             if ends or self._loses_nothing(group, first, reader, small):
-                self._leader[first] = reader
+                self._sets.join(first, reader)
                 # The inputs of the group are those of the merged one from now on.
                 members.setdefault(reader, [reader]).extend(group)
                 for i in () if ends else group:

@@ -30,6 +30,7 @@ from geutil.gradients.tape.entries import (
 )
 from geutil.graph import creation, op_types, runtime, types
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import closure
 
 # Those of TensorFlow's own tape (kMinAggregateCount, kMinAggregateBytes in tape.h).
 MIN_AGGREGATE_COUNT = 4
@@ -152,20 +153,19 @@ class Run:
         return self._totals.get(number)
 
     def _needed(
-        self, targets: Iterable[int], entries: dict[int, TapeEntry]
+        self, targets: Sequence[int], entries: dict[int, TapeEntry]
     ) -> tuple[dict[int, TapeEntry], Counter[int]]:
         """Take out entries that targets depend on; count the reads of each tensor."""
-        uses: Counter[int] = Counter()
-        needed: dict[int, TapeEntry] = {}
-        stack = list(targets)
-        while stack:
-            number = stack.pop()
-            op = self._maker.get(number)
-            if number in self._stops or op is None or op in needed:
-                continue
-            entry = needed[op] = entries.pop(op)
-            uses.update(entry.input_ids)
-            stack += entry.input_ids
+
+        def makers(numbers: Iterable[int]) -> list[int]:
+            made = (n for n in numbers if n not in self._stops and n in self._maker)
+            return [self._maker[n] for n in made]
+
+        # The first target comes last: it is the first that is gone back from.
+        firsts = makers(reversed(targets))
+        ops = closure(firsts, lambda op: makers(entries[op].input_ids))
+        needed = {op: entries.pop(op) for op in ops}
+        uses = Counter(n for entry in needed.values() for n in entry.input_ids)
         return needed, uses
 
     def _waiting(self, uses: Mapping[int, int]) -> Counter[int]:
@@ -312,8 +312,8 @@ def imperative_grad(
 
 
 # TensorFlow's AddN adds 8 tensors in a pass, 2 to 9 in the first (aggregate_ops.cc).
-_MOST_AT_ONCE = 9
 _BLOCK = 8
+_MOST_AT_ONCE = _BLOCK + 1
 
 
 def additions(count: int) -> list[tuple[int, int]]:

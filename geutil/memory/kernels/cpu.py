@@ -21,8 +21,8 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from geutil.graph.fetched_subgraph import uses_onednn
 from geutil.graph.op_types import FORWARDING, MERGES, SWITCHES, types_in
+from geutil.graph.runtime import uses_onednn
 from geutil.graph.types import Operation, Tensor, dims_of
 from geutil.memory.sizes import bytes_of_shape, dtype_bytes
 
@@ -43,8 +43,6 @@ HELD = types_in(
     """
 )
 """Their outputs are held anyway: by the graph, the caller or a variable."""
-ONLY_ON_GPUS = frozenset((("FusedBatchNormV3", 5), ("_FusedBatchNormEx", 5)))
-"""Outputs, by type and place, that hold nothing on a CPU; their rank is not known."""
 
 # The output is the input where nothing is to be done: no element more or less.
 _SAME_IF_AS_LARGE = types_in(

@@ -12,9 +12,10 @@ The order among them is that of a walk over the graph.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from geutil.graph.walks import topological_order
 from geutil.memory.kernels.cpu import ONEDNN
 from geutil.memory.program import Node, Program, addresses
 
@@ -155,21 +156,17 @@ class _NodeEdges:
         """Return the place of each node in reverse postorder, depth first."""
         address = addresses(self.nodes, seed)
         before = enumerate(self._before)
-        stack = [i for i, edges in before if not edges and i not in self.into]
-        stack.sort(key=address.__getitem__)
-        seen = [False] * len(self.nodes)
-        left: list[int] = []
-        while stack:
-            i = stack.pop()
-            if i < 0:
-                left.append(~i)
-            elif not seen[i]:
-                seen[i] = True
-                stack.append(~i)
-                after = self.after[i]
-                if len(after) > ORDERED_EDGES:
-                    after = sorted(after, key=address.__getitem__)
-                stack.extend(j for j in after if not seen[j])
+        starts = [i for i, edges in before if not edges and i not in self.into]
+        starts.sort(key=address.__getitem__)
+
+        def last_first(i: int) -> Iterable[int]:
+            after = self.after[i]
+            if len(after) > ORDERED_EDGES:
+                after = sorted(after, key=address.__getitem__)
+            return reversed(after)
+
+        # TensorFlow's walk has a stack: it takes up first the edge that it saw last.
+        left = topological_order(reversed(starts), last_first)
         places = [0] * len(self.nodes)
         for place, i in enumerate(reversed(left)):
             places[i] = place

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import MeasurementError
-from geutil.graph import creation, fetched_subgraph, functions
+from geutil.graph import creation, functions, runtime
 from geutil.graph.function_calls import COMPILED
 from geutil.graph.op_types import MERGES
 from geutil.graph.protos import all_nodes
@@ -328,7 +328,7 @@ def environment_of(options: MeasureOptions, device: str) -> Environment:
     return Environment(
         tf.__version__,
         device,
-        fetched_subgraph.uses_onednn(),
+        runtime.uses_onednn(),
         options.grappler,
         options.jit_compile,
         options.inter_op_threads,

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, MeasurementError
-from geutil.graph import call_graph, fetched_subgraph, op_types, types
+from geutil.graph import call_graph, functions, op_types, resource_variables, types
 from geutil.graph.functions import bindings, side_effects, write_stand_in
 from geutil.graph.placement import Task, tasks_of
 from geutil.graph.protos import all_nodes
@@ -95,7 +95,7 @@ def _variables_of(
         value = initial = None
         variable = objects.get(node.name)
         if node.name in handles:
-            value = fetched_subgraph.value_behind(handles[node.name])
+            value = resource_variables.value_behind(handles[node.name])
         elif variable is None:
             value = _zeros(node)
         elif session is not None:
@@ -270,7 +270,7 @@ def job_of(
     if isinstance(what, tf.types.experimental.PolymorphicFunction):
         function = what.get_concrete_function(*args, **kwargs)
     if isinstance(function, tf.types.experimental.ConcreteFunction):
-        compiled = jit_compile or fetched_subgraph.is_compiled(function)
+        compiled = jit_compile or functions.is_compiled(function)
         traced_from = what if function is not what else None
         return _job_of_function(function, args, kwargs, traced_from), compiled
     if not callable(what):
@@ -307,7 +307,7 @@ def _job_of_function(
     function: Any, args: Sequence[Any], kwargs: Mapping[str, Any], traced_from: Any
 ) -> Job:
     try:
-        bound = fetched_subgraph.bound_arguments(function, args, kwargs, traced_from)
+        bound = functions.bound_arguments(function, args, kwargs, traced_from)
     except (TypeError, ValueError) as error:
         raise ArgumentTypeError(
             f"args and kwargs do not fit the function: {error}"

@@ -25,6 +25,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.graph.op_types import types_in
+from geutil.graph.walks import walk
 from geutil.memory import program
 from geutil.memory.kernels import cpu
 from geutil.memory.timeline import TRACE, LiveTensor, Moment, Timeline
@@ -114,18 +115,18 @@ def _taken_over(
     seen: set[tuple[str, int]],
 ) -> Iterator[str]:
     """Yield the tensors whose buffers a value may lie in."""
+
     # An op that allocates nothing writes into, or forwards, a buffer of an input: a
     # gradient's is multiplied in place, subtracted from the variable in place,
     # assigned.
-    waiting = [value]
-    while waiting:
-        tensor = waiting.pop()
-        name = "{}:{}".format(*tensor)
-        if name in buffers:
-            yield name
-        elif tensor not in seen:
-            seen.add(tensor)
-            waiting += edges.inputs.get(tensor[0], ())
+    def behind(tensor: tuple[str, int]) -> Sequence[tuple[str, int]]:
+        if "{}:{}".format(*tensor) in buffers or tensor in seen:
+            return ()
+        seen.add(tensor)
+        return edges.inputs.get(tensor[0], ())
+
+    names = ("{}:{}".format(*tensor) for tensor in walk([value], behind))
+    yield from filter(buffers.__contains__, names)
 
 
 def _readers(read: Any, edges: _DataEdges) -> list[str]:

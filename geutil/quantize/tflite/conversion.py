@@ -37,9 +37,9 @@ from geutil.quantize.tflite.stored_weights import (
 )
 from geutil.select.networks.layers import layer_of
 from geutil.select.networks.provenance import Origins
-from geutil.tflite.ends import End, set_types
-from geutil.tflite.names import file_names
+from geutil.tflite.op_names import file_names
 from geutil.tflite.precision import slow_ops
+from geutil.tflite.type_changes import End, set_types
 from geutil.tflite.versions import name_runtime
 
 Types = str | Mapping[str, str] | None

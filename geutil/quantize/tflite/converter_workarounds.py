@@ -58,8 +58,8 @@ from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import layer_of
 from geutil.select.networks.provenance import Origins
 from geutil.tflite import LiteFile, LiteGraph, LiteTensor
-from geutil.tflite.ends import set_end
 from geutil.tflite.parts import Array
+from geutil.tflite.type_changes import set_end
 
 _FINEST_COMPARED = 2.0**-5
 """Steps in which comparisons go wrong by an eighth of a step at most."""

@@ -45,7 +45,7 @@ from geutil.quantize.tflite.converter_workarounds import Apart, Dilated, part_we
 from geutil.select.networks.provenance import Origins
 from geutil.tflite import LiteFile, LiteOp
 from geutil.tflite.kernels import CONVERSIONS
-from geutil.tflite.names import called, file_names, sources_of
+from geutil.tflite.op_names import called, file_names, sources_of
 from geutil.tflite.parts import Array
 from geutil.tflite.precision import has_floats
 from geutil.tflite.schema import words

@@ -22,12 +22,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from geutil.quantize.tflite.stored_weights import LeftInFloat
-from geutil.tflite.ends import set_end
 from geutil.tflite.file import LiteFile
 from geutil.tflite.kernels import CONVERSIONS
 from geutil.tflite.kinds import INEXACT, KINDS, OTHER, Kind, StepRule
 from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor, Quantization
-from geutil.tflite.steps import BIASED, FIXED_SCALE
+from geutil.tflite.scales import BIASED, FIXED_SCALE
+from geutil.tflite.type_changes import set_end
 from geutil.tflite.versions import version_of
 
 _SAME = 1e-5

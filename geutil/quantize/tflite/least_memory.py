@@ -27,7 +27,7 @@ from geutil.tflite.arena import (
     runtime_arenas,
 )
 from geutil.tflite.arena_orders import least_arena, least_peak
-from geutil.tflite.state import fixed_order_reason, reorder
+from geutil.tflite.effects import fixed_order_reason
 
 _STATES_A_TRY = 25
 """One order is tried by the size of its arena for so many states of the search."""
@@ -221,7 +221,8 @@ def _reordered(blob: bytes, drafts: Sequence[_Draft]) -> LiteFile:
     file = tflite.open(bytes(blob))
     for draft in drafts:
         if draft.is_moved:
-            reorder(file, file.graphs[draft.index], draft.order)
+            graph = file.graphs[draft.index]
+            graph.set_ops([graph.ops[at] for at in draft.order])
     return file
 
 

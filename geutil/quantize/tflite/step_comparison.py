@@ -19,7 +19,7 @@ from geutil.quantize.tflite.layer_noise import LayerNoise, NoiseMeter, layer_lin
 from geutil.quantize.tflite.runner import Runner
 from geutil.select.networks.outputs import ATOL, Motion, Movement, rows_of
 from geutil.tflite import LiteOp
-from geutil.tflite.names import file_names
+from geutil.tflite.op_names import file_names
 from geutil.tflite.parts import Array
 
 _MARGIN = 2

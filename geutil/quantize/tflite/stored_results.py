@@ -24,10 +24,10 @@ from geutil.quantize.planning.network import Network, forwarded_from, simulation
 from geutil.quantize.planning.plan import plan_quantization
 from geutil.quantize.spec import QuantizeChoices, Range, nudged, step
 from geutil.tflite import LiteFile, LiteTensor
-from geutil.tflite.names import file_names, names_result, sources_of, spellings
+from geutil.tflite.op_names import file_names, names_result, sources_of, spellings
 from geutil.tflite.parts import Array
 from geutil.tflite.precision import is_float
-from geutil.tflite.steps import BIASED
+from geutil.tflite.scales import BIASED
 
 _RELUS = ("RELU", "RELU6")
 _TAILS = ("ADD", "SUB", *_RELUS)

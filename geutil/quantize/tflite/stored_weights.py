@@ -40,7 +40,7 @@ from geutil.quantize.planning.network import live_simulations
 from geutil.quantize.schemes import FEWEST_ROUNDED
 from geutil.quantize.spec import Range
 from geutil.tflite import LiteGraph, LiteOp, LiteTensor, Quantization
-from geutil.tflite.names import called, sources_of
+from geutil.tflite.op_names import called, sources_of
 from geutil.tflite.parts import Array
 from geutil.tflite.run import runtime_name, runtime_version
 from geutil.tflite.schema import knows_blocks

@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.exchanges import own_summand
 from geutil.graph.op_types import FUSED_NORMS, SELECTS
+from geutil.graph.replicas import own_summand
 from geutil.graph.types import Operation, Tensor
 from geutil.select.networks.layers import data_format
 from geutil.select.networks.provenance import origin_of, scalar_value

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from geutil.batchnorm import fold_batch_norms
 from geutil.graph import verify
-from geutil.graph.fetched_subgraph import uses_onednn
+from geutil.graph.runtime import uses_onednn
 
 CHANNELS = 6
 MOMENTUM = 0.9

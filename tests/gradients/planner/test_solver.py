@@ -10,7 +10,6 @@ from parameterized import parameterized
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients.planner import Problem, pareto, solve
-from geutil.gradients.planner.solver import extra_time_bound
 from testdata.layered import HERE, KEPT, layered, training_blocks, training_chain
 from testdata.training_steps import STEPS
 from tests.thorough import thorough
@@ -97,10 +96,9 @@ def test_no_schedule_of_a_small_problem_is_better(problem, share):
 def check_least(problem: Problem, budget: int) -> None:
     """Compare the schedule found, and the bound, with the least time of all."""
     wanted = least_time(problem, budget)
-    bound = extra_time_bound(problem, budget, problem.fixed_order)
-    assert bound <= wanted - problem.total_time + 1e-6
     found = solve(problem, budget, iterations=60_000, workers=1)
     found.verify()
+    assert found.lower_bound <= wanted - problem.total_time + 1e-6
     if wanted == math.inf:
         assert found.status == "infeasible"
         return
@@ -117,10 +115,10 @@ def test_what_runs_once_need_not_be_held_if_nothing_reads_it_again():
     sizes = [10, 1, 5, 1, 10, 1, 1]
     problem = Problem([1] * 7, sizes, edges, no_recompute=[0])
     assert least_time(problem, 13) == 8
-    for order in (None, problem.first_order):
-        assert extra_time_bound(problem, 13, order) == 1
-    schedule = solve(problem, 13, iterations=3000, workers=1)
-    assert (schedule.status, schedule.overhead) == ("optimal", 1)
+    for reorder in (True, False):
+        schedule = solve(problem, 13, iterations=3000, workers=1, reorder=reorder)
+        assert (schedule.status, schedule.overhead) == ("optimal", 1)
+        assert schedule.lower_bound == 1
 
 
 def test_what_is_hardly_a_problem():

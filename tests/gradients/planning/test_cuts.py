@@ -109,3 +109,13 @@ def test_casts_cost_more_than_their_sources():
     half = tf.float32.size * 64 * 64
     assert prices["Cast"] == 2 * half + 1
     assert prices["Sin"] in (half, 2 * half)
+
+
+def test_the_bytes_of_gradients_alone():
+    step = chain_step([64, 64, 64, 64])
+    alone = StepProgram(step).gradient_bytes(step.backward)
+    assert len(alone) == len(step.backward)
+    weight = 64 * 64 * 4
+    # At the end there are three weight gradients, and what the last op reads.
+    assert 3 * weight <= alone[-1] <= 3 * weight + 256 * 64 * 4
+    assert max(alone) <= 3 * weight + 3 * 256 * 64 * 4
