@@ -276,13 +276,9 @@ def simulation_of(weights: Tensor) -> Operation | None:
 
 def live_simulations(graph: Graph) -> list[Operation]:
     """Return the FakeQuant ops of a graph, but for those that rewrites retired."""
-    live = Liveness(graph)
-    ops = graph.get_operations()
-    return [
-        op
-        for op in ops
-        if op.type in int8_kernels.FAKE_QUANT and not live.is_retired(op)
-    ]
+    live, kinds = Liveness(graph), int8_kernels.FAKE_QUANT
+    simulations = (op for op in graph.get_operations() if op.type in kinds)
+    return [op for op in simulations if not live.is_retired(op)]
 
 
 @dataclass(frozen=True, eq=False)
