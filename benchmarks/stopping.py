@@ -30,8 +30,8 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
-from geutil.jobs.report import STATE
-from geutil.notes import SHOWN
+from geutil.jobs.batch_report import STATE
+from geutil.progress import SHOWN
 
 COMMANDS = {
     "inspect": "inspect {net}",

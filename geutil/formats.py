@@ -77,7 +77,7 @@ _PARTS = frozenset(
         "variables",
     )
 )
-"""What TensorFlow and Keras write into the directory of a SavedModel."""
+"""The files that TensorFlow and Keras write into the directory of a SavedModel."""
 
 
 def format_by_name(path: Path) -> str:

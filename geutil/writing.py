@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from geutil.errors import GeutilError, ModelError, Words
-from geutil.notes import MADE, MOVED, note
+from geutil.progress import MADE, MOVED, note
 
 # Linux's number for the working directory (fcntl.h).
 _AT_FDCWD = -100
@@ -44,7 +44,7 @@ def written_atomically(path: Path, *, overwrite: bool) -> Iterator[Path]:
 
     The new place is in a hidden folder, whose lock ends with the process. One that a
     killed process left is removed when the next one writes to `path`; at once, where
-    somebody reads the notes of the process (`geutil.notes`).
+    somebody reads the notes of the process (`geutil.progress`).
 
     Args:
         path: where the file or directory will be.

@@ -80,7 +80,7 @@ OWN_PRIVATE = {
     "reroute.views": VIEW,
     # The place of a table in a flatbuffer, which the generated classes call so.
     "tflite.reader": {"_tab"},
-    "tflite.writing": {"_tab"},
+    "tflite.writer": {"_tab"},
     # What notebooks ask for, by that name.
     "report.pages": {"_repr_html_"},
     # A public method of every NamedTuple.
@@ -89,7 +89,7 @@ OWN_PRIVATE = {
     # And one of a tape's own, in a function that makes a tape.
     "gradients.tape.entries": {"_add", "_replace"},
     # A public function of `os`: the end of a process that was forked.
-    "jobs.processes": {"_exit"},
+    "jobs.model_job": {"_exit"},
     "cli.guard": {"_exit"},
     # And of one that TensorFlow would keep waiting.
     "memory.measurement.cluster": {"_exit"},

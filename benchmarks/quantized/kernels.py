@@ -22,8 +22,8 @@ from benchmarks.timing import Side, compare
 from geutil import model
 from geutil.errors import QuantizeError
 from geutil.quantize import calibrate, quantize, to_tflite
-from geutil.quantize.int8.converting import float_ops
 from geutil.quantize.schemes import SCHEMES
+from geutil.quantize.tflite.deployment import float_ops
 from geutil.tflite.run import new_interpreter
 
 _RUNS = 5

@@ -29,7 +29,7 @@ def reference() -> Iterator[str]:
     """Yield the lines of the reference, command by command."""
     import typer
 
-    from geutil.cli.app import app
+    from geutil.cli.commands import app
 
     group: Any = typer.main.get_command(app)
     for name, command in group.commands.items():

@@ -1,8 +1,15 @@
 """Batch-norm folding."""
 
-from geutil.batchnorm.checking import CheckError, CheckResult, OutputDifference, check
 from geutil.batchnorm.fold import fold_batch_norms
-from geutil.batchnorm.report import Folded, FoldReport, Refused
+from geutil.batchnorm.fold_report import (
+    CheckError,
+    CheckResult,
+    Folded,
+    FoldReport,
+    OutputDifference,
+    Refused,
+    check,
+)
 
 __all__ = [
     "CheckError",

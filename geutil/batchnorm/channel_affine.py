@@ -256,7 +256,7 @@ class AffineStep:
 
     @property
     def adds(self) -> bool:
-        """Whether it adds something, and does not multiply."""
+        """True if it adds something, and does not multiply."""
         return self.kind in _ADDITIONS
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from geutil.batchnorm.fold_graph import Folder, Place
 from geutil.batchnorm.fold_plan import EXACT, Choices, Training
-from geutil.batchnorm.report import FoldReport, Refused
+from geutil.batchnorm.fold_report import FoldReport, Refused
 from geutil.bodies.function_bodies import OpenedFunctions
 from geutil.errors import ArgumentTypeError, FoldError, GeutilError, SelectionError
 from geutil.graph import creation, op_types, replicas, types

@@ -16,8 +16,8 @@ from geutil.batchnorm.fold_plan import (
     Refusal,
     Training,
 )
+from geutil.batchnorm.fold_report import Folded, FoldReport, Refused
 from geutil.batchnorm.norms import Norm, Obstacle
-from geutil.batchnorm.report import Folded, FoldReport, Refused
 from geutil.batchnorm.training_build import Built
 from geutil.bodies.function_bodies import OpenedFunction
 from geutil.graph import creation, edits, state, types

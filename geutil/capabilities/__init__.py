@@ -16,13 +16,13 @@ __all__ = [
 ]
 
 if typing.TYPE_CHECKING:
-    from geutil.capabilities.report import Power, Powers
+    from geutil.capabilities.power_kinds import Power, Powers
     from geutil.capabilities.scan import powers
 else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
         {
-            "report": ("Power", "Powers"),
+            "power_kinds": ("Power", "Powers"),
             "scan": ("powers",),
         },
     )

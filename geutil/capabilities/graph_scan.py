@@ -9,31 +9,30 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from geutil.capabilities import op_table
-from geutil.capabilities.op_table import OpEntry
-from geutil.capabilities.report import MAIN
+from geutil.capabilities import power_kinds
+from geutil.capabilities.power_kinds import MAIN, OpEntry
 from geutil.graph.walks import closure, data_inputs, node_name
 from geutil.model.files import wire
 from geutil.model.files.wire import Buffer, Span, message_class
 
-_UNKNOWN = OpEntry(op_table.UNKNOWN, (), "")
+_UNKNOWN = OpEntry(power_kinds.UNKNOWN, (), "")
 _ATTRIBUTES = {
     # The attribute that decides, and the kind for each beginning of its value.
-    "PrintV2": ("output_stream", {b"file://": op_table.WRITE}, op_table.PRINT),
+    "PrintV2": ("output_stream", {b"file://": power_kinds.WRITE}, power_kinds.PRINT),
     "DecodeProtoV2": (
         "descriptor_source",
-        {b"local://": op_table.COMPUTE, b"bytes://": op_table.COMPUTE},
-        op_table.READ,
+        {b"local://": power_kinds.COMPUTE, b"bytes://": power_kinds.COMPUTE},
+        power_kinds.READ,
     ),
     "EncodeProto": (
         "descriptor_source",
-        {b"local://": op_table.COMPUTE, b"bytes://": op_table.COMPUTE},
-        op_table.READ,
+        {b"local://": power_kinds.COMPUTE, b"bytes://": power_kinds.COMPUTE},
+        power_kinds.READ,
     ),
 }
 _FILE_ATTRIBUTES = {
     # Without a file the op does what it says here.
-    "FixedUnigramCandidateSampler": ("vocab_file", op_table.RANDOM),
+    "FixedUnigramCandidateSampler": ("vocab_file", power_kinds.RANDOM),
 }
 _URLS = re.compile(r"Debug(Identity|NanCount|NumericSummary)")
 _FILE_INPUTS = {
@@ -231,7 +230,7 @@ def scan(body: ScannedBody) -> None:
 
     Cost: linear in the nodes; memory for a few of them at a time.
     """
-    known = op_table.table()
+    known = power_kinds.table()
     for node, left_out in body.elements_and_sizes():
         body.count += 1
         entry = known.get(node.op, _UNKNOWN)
@@ -239,10 +238,10 @@ def scan(body: ScannedBody) -> None:
             called = tuple(_called(node, entry))
             if called:
                 body.calls.append((node, called))
-        if entry.power in op_table.HARMLESS:
+        if entry.power in power_kinds.HARMLESS:
             continue
         kind, detail = power_of_node(node, left_out)
-        if kind not in op_table.HARMLESS:
+        if kind not in power_kinds.HARMLESS:
             body.found.append(Found(node, kind, detail))
 
 
@@ -259,10 +258,10 @@ def _called(node: Any, entry: OpEntry) -> Iterator[str]:
 
 def power_of_node(node: Any, left_out: int = 0) -> tuple[str, str]:
     """Return the power of a node, and the attribute that decides, as text."""
-    power = op_table.table().get(node.op, _UNKNOWN).power
+    power = power_kinds.table().get(node.op, _UNKNOWN).power
     is_decided = node.op in _ATTRIBUTES or node.op in _FILE_ATTRIBUTES
     if left_out and (is_decided or _URLS.match(node.op)):
-        grave = op_table.WRITE if node.op == "PrintV2" else power
+        grave = power_kinds.WRITE if node.op == "PrintV2" else power
         return grave, f"a value of {left_out:,} bytes"
     if node.op in _ATTRIBUTES:
         name, kinds, otherwise = _ATTRIBUTES[node.op]
@@ -278,10 +277,10 @@ def power_of_node(node: Any, left_out: int = 0) -> tuple[str, str]:
     if _URLS.match(node.op):
         urls = node.attr["debug_urls"].list.s if "debug_urls" in node.attr else []
         if not urls:
-            return op_table.COMPUTE, ""
+            return power_kinds.COMPUTE, ""
         text = ", ".join(f"'{url.decode(errors='replace')}'" for url in urls)
         is_file = all(url.startswith(b"file://") for url in urls)
-        return op_table.WRITE if is_file else op_table.CONNECT, text
+        return power_kinds.WRITE if is_file else power_kinds.CONNECT, text
     for name in _DETAILS:
         if name in node.attr and node.attr[name].s:
             return power, f"{name} '{node.attr[name].s.decode(errors='replace')}'"

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from functools import cache
 from typing import Any
 
-from geutil.capabilities import op_table
-from geutil.capabilities.report import LOADED, RUN, Power
+from geutil.capabilities import power_kinds
+from geutil.capabilities.power_kinds import LOADED, RUN, Power
 from geutil.graph.walks import tree
 from geutil.model.files import wire
 from geutil.model.files.wire import Buffer
@@ -104,21 +104,25 @@ def _told(
     """Yield the capabilities of one object, when they come to bear, and details."""
     module = item.get("module")
     if kind in _CODE:
-        yield op_table.CODE, LOADED, ""
+        yield power_kinds.CODE, LOADED, ""
     elif kind == _FUNCTION:
         detail = _odd_function(module, inner)
         if detail:
-            yield op_table.CODE, LOADED, detail
+            yield power_kinds.CODE, LOADED, detail
     elif kind == _TYPE:
         if not str(item.get("spec_name")).endswith("Spec"):
-            yield op_table.CODE, LOADED, f"'{item.get('spec_name')}' is no type"
+            yield power_kinds.CODE, LOADED, f"'{item.get('spec_name')}' is no type"
     elif module is not None:
         known = _CLASSES | {"utils"} if kind in _LAYERS_ELSEWHERE else _CLASSES
         if not _is_within(module, known):
-            yield op_table.CODE, LOADED, f"module '{module}', which Keras would import"
+            yield (
+                power_kinds.CODE,
+                LOADED,
+                f"module '{module}', which Keras would import",
+            )
     elif item.get("registered_name") not in (None, kind):
         detail = f"a class of its own, '{item['registered_name']}'"
-        yield op_table.UNKNOWN, LOADED, detail
+        yield power_kinds.UNKNOWN, LOADED, detail
     if isinstance(inner, dict):
         yield from _of_arguments(kind, inner)
 
@@ -127,21 +131,21 @@ def _of_arguments(kind: str, inner: dict[str, Any]) -> Iterator[tuple[str, str, 
     """Yield the capabilities that follow from the arguments of a layer."""
     for key in _FILES:
         if isinstance(inner.get(key), str) and inner[key]:
-            yield op_table.READ, LOADED, f"'{inner[key]}', its {key}"
+            yield power_kinds.READ, LOADED, f"'{inner[key]}', its {key}"
     if kind in _OP_LAYERS:
         symbol = str(inner.get("function"))
         power = _power_of_symbol(symbol)
-        if power not in op_table.HARMLESS:
+        if power not in power_kinds.HARMLESS:
             yield power, RUN, f"'{symbol}'"
     elif kind == "ClassMethod":
         symbol = str(inner.get("cls_symbol"))
         if symbol.rpartition(".")[2] not in _METHODS_OF:
-            yield op_table.CODE, RUN, f"'{symbol}.{inner.get('method_name')}'"
+            yield power_kinds.CODE, RUN, f"'{symbol}.{inner.get('method_name')}'"
     elif kind == "TensorFlowOpLayer":
         node = inner.get("node_def")
         op = str(node.get("op")) if isinstance(node, dict) else ""
         power = _power_of_op(op)
-        if power not in op_table.HARMLESS:
+        if power not in power_kinds.HARMLESS:
             yield power, RUN, f"op '{op}'"
 
 
@@ -173,25 +177,29 @@ def _power_of_symbol(symbol: str) -> str:
             space = space[len(prefix) + 1 :]
     power = _by_plain_name().get(_plain(name))
     if space == "raw_ops":
-        return power or op_table.UNKNOWN
-    if power is not None and power not in op_table.HARMLESS:
+        return power or power_kinds.UNKNOWN
+    if power is not None and power not in power_kinds.HARMLESS:
         return power
     is_decoding = space == "io" and name.startswith(("decode_", "parse_"))
     if name.startswith("load_") or not (space in _SYMBOLS or is_decoding):
-        return op_table.CODE
+        return power_kinds.CODE
     # Python's own functions have no op of their name.
-    return op_table.CODE if "py_func" in name or "numpy_f" in name else op_table.COMPUTE
+    return (
+        power_kinds.CODE
+        if "py_func" in name or "numpy_f" in name
+        else power_kinds.COMPUTE
+    )
 
 
 def _power_of_op(op: str) -> str:
-    entry = op_table.table().get(op)
-    return op_table.UNKNOWN if entry is None else entry.power
+    entry = power_kinds.table().get(op)
+    return power_kinds.UNKNOWN if entry is None else entry.power
 
 
 @cache
 def _by_plain_name() -> dict[str, str]:
     """Return the power of each op by its name in lower case, as functions have it."""
-    return {_plain(op): entry.power for op, entry in op_table.table().items()}
+    return {_plain(op): entry.power for op, entry in power_kinds.table().items()}
 
 
 def _plain(name: str) -> str:
@@ -218,7 +226,7 @@ def powers_of_text(text: bytes, place: str) -> Iterator[Power]:
     except RecursionError:
         detail = "nested too deeply to be looked at"
         found = (place, "layer", place, LOADED, ("Keras",), detail)
-        yield Power(op_table.UNKNOWN, *found)
+        yield Power(power_kinds.UNKNOWN, *found)
     except ValueError:
         return
     else:

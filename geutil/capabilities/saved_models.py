@@ -8,7 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from geutil.capabilities import op_table
+from geutil.capabilities import power_kinds
 from geutil.capabilities.graph_scan import (
     Found,
     KnownString,
@@ -18,10 +18,10 @@ from geutil.capabilities.graph_scan import (
     is_memory_cache,
 )
 from geutil.capabilities.keras_configs import powers_of_metadata, powers_of_text
-from geutil.capabilities.report import LOADED, RUN, Power
+from geutil.capabilities.power_kinds import LOADED, RUN, Power
 from geutil.errors import ModelError
 from geutil.graph.walks import closure, data_inputs, node_name, walk
-from geutil.model.files import reading, wire
+from geutil.model.files import proto_files, wire
 from geutil.model.files.wire import (
     GRAPH_DEF,
     META_GRAPH,
@@ -49,13 +49,13 @@ def powers_of_directory(folder: Path) -> tuple[list[Power], int]:
 
     All its MetaGraphs are looked at, whichever would be loaded.
     """
-    file = reading.saved_model_file(folder)
+    file = proto_files.saved_model_file(folder)
     if file.suffix == ".pbtxt":
-        data = reading.read_saved_model(folder).SerializeToString()
+        data = proto_files.read_saved_model(folder).SerializeToString()
         entries, ops = _told(file, data, folder)
     else:
         with wire.mapped(file) as buffer:
-            reading.check_binary(buffer, file, SAVED_MODEL)
+            proto_files.check_binary(buffer, file, SAVED_MODEL)
             entries, ops = _told(file, buffer, folder)
     metadata = folder / _METADATA
     if metadata.is_file() and metadata.stat().st_size:
@@ -73,13 +73,13 @@ def powers_of_file(file: Path) -> tuple[list[Power], int]:
     MetaGraphs of version 1, as checkpoints have them, are looked at, too.
     """
     if file.suffix in (".pbtxt", ".txt"):
-        data = reading.read_graph_def(file).SerializeToString()
+        data = proto_files.read_graph_def(file).SerializeToString()
         return _of_graph(data, (0, len(data)))
     with wire.mapped(file) as buffer:
         if file.suffix == ".meta":
-            reading.check_binary(buffer, file, META_GRAPH)
+            proto_files.check_binary(buffer, file, META_GRAPH)
             return _MetaGraph(buffer, (0, len(buffer)), file.parent).told()
-        reading.check_binary(buffer, file, GRAPH_DEF)
+        proto_files.check_binary(buffer, file, GRAPH_DEF)
         return _of_graph(buffer, (0, len(buffer)))
 
 
@@ -120,7 +120,7 @@ _BACKWARD = "whoever differentiates it"
 def _kept(body: ScannedBody, functions: dict[str, ScannedBody]) -> Iterator[Found]:
     """Yield the ops of a body to be reported, functions called by name apart."""
     for found in body.found:
-        if found.kind == op_table.UNKNOWN and found.node.op in functions:
+        if found.kind == power_kinds.UNKNOWN and found.node.op in functions:
             continue
         if not is_memory_cache(body, found):
             yield found
@@ -221,7 +221,7 @@ class _MetaGraph:
             outside = not path.resolve().is_relative_to(base.resolve())
             if outside:
                 yield Power(
-                    op_table.READ,
+                    power_kinds.READ,
                     asset.filename,
                     "asset",
                     "the list of assets",

@@ -10,11 +10,10 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING
 
-from geutil.capabilities import op_table, saved_models
+from geutil.capabilities import power_kinds, saved_models
 from geutil.capabilities.graph_scan import power_of_node
 from geutil.capabilities.keras_configs import items, powers_of_config
-from geutil.capabilities.op_table import POWERS
-from geutil.capabilities.report import LOADED, MAIN, RUN, Power, Powers
+from geutil.capabilities.power_kinds import LOADED, MAIN, POWERS, RUN, Power, Powers
 from geutil.errors import ModelError
 from geutil.formats import is_tflite_file
 from geutil.model.files import wire
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from geutil.tflite import LiteOp
 
 if TYPE_CHECKING:
-    from geutil.model.files.reading import PathLike
+    from geutil.model.files.proto_files import PathLike
 
 _CONFIG = "config.json"
 _WEIGHTS = (".h5", ".hdf5")
@@ -75,7 +74,7 @@ def _in_entries(file: Path, *, values: bool) -> Iterator[Power]:
         if problem:
             detail = f"'{info.filename}', {problem}"
             yield Power(
-                op_table.WRITE, info.filename, "entry", file.name, LOADED, (), detail
+                power_kinds.WRITE, info.filename, "entry", file.name, LOADED, (), detail
             )
         elif info.filename.endswith(_WEIGHTS) and not info.is_dir():
             weights.append(info.filename)
@@ -116,7 +115,7 @@ def _problem(info: zipfile.ZipInfo, buffer: Buffer) -> str:
 def _in_links(content: Hdf5File, name: str) -> Iterator[Power]:
     """Yield the links and datasets of an HDF5 file that read other files."""
     for path, kind, source in content.outside:
-        yield Power(op_table.READ, path, kind, name, LOADED, (), f"'{source}'")
+        yield Power(power_kinds.READ, path, kind, name, LOADED, (), f"'{source}'")
 
 
 def powers_of_tflite(file: Path) -> tuple[list[Power], int]:
@@ -136,7 +135,7 @@ def powers_of_tflite(file: Path) -> tuple[list[Power], int]:
         for index, op in enumerate(graph.ops):
             count += 1
             kind, detail = _power_of_lite(op)
-            if kind not in op_table.HARMLESS:
+            if kind not in power_kinds.HARMLESS:
                 by = ("whoever runs it",)
                 entries.append(Power(kind, str(index), op.kind, place, RUN, by, detail))
     return entries, count
@@ -145,10 +144,10 @@ def powers_of_tflite(file: Path) -> tuple[list[Power], int]:
 def _power_of_lite(op: LiteOp) -> tuple[str, str]:
     """Return the capability of an op of a TFLite file, and its detail."""
     if not op.is_custom:
-        return (op_table.UNKNOWN if op.kind in _FOREIGN else op_table.COMPUTE), ""
+        return (power_kinds.UNKNOWN if op.kind in _FOREIGN else power_kinds.COMPUTE), ""
     if not op.kind.startswith(_FLEX):
         is_own = op.kind in _CUSTOM_KERNELS
-        return (op_table.COMPUTE if is_own else op_table.UNKNOWN), ""
+        return (power_kinds.COMPUTE if is_own else power_kinds.UNKNOWN), ""
     from flatbuffers import flexbuffers
 
     try:
@@ -158,7 +157,7 @@ def _power_of_lite(op: LiteOp) -> tuple[str, str]:
         node = wire.parsed(message_class("NodeDef"), data)
     except Exception:
         # A damaged file raises any error that its reader comes across.
-        return op_table.UNKNOWN, "its options hold no op of TensorFlow"
+        return power_kinds.UNKNOWN, "its options hold no op of TensorFlow"
     kind, detail = power_of_node(node)
     if node.op != op.kind.removeprefix(_FLEX):
         detail = f"op '{node.op}' {detail}".rstrip()

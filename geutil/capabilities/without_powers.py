@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from geutil.capabilities import op_table
+from geutil.capabilities import power_kinds
 from geutil.capabilities.graph_scan import ScannedBody, bodies_of
 from geutil.graph.function_defs import OF_THE_OLD_BODY, called_names
 from geutil.graph.walks import closure, data_inputs, node_name, topological_order
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import ModelProgram, nodes_by_name, values_behind
 from geutil.model.strip import side_effects
-from geutil.model.strip.report import Stripped, StripReport
 from geutil.model.strip.side_effects import EffectKinds
+from geutil.model.strip.strip_report import Stripped, StripReport
 from geutil.select.names import LayerNames
 
 
@@ -68,7 +68,7 @@ def _kinds(program: ModelProgram) -> dict[str, str]:
         called = {kind for name in names for kind in _of_body(functions, name)}
         by_node.setdefault(node.name, set()).update(called)
     for node in program.graph_def.node:
-        dangers = by_node.get(node.name, set()) - op_table.TOLERATED
+        dangers = by_node.get(node.name, set()) - power_kinds.TOLERATED
         if dangers:
             kinds[node.name] = _listed(dangers)
     return kinds
@@ -114,7 +114,7 @@ def _kinds_in(body: ScannedBody, left: Mapping[str, set[str]]) -> dict[str, set[
     for node, names in body.calls:
         inside = (left.get(name, set()) for name in names)
         kinds.setdefault(node.name, set()).update(*inside)
-    dangers = {name: found - op_table.TOLERATED for name, found in kinds.items()}
+    dangers = {name: found - power_kinds.TOLERATED for name, found in kinds.items()}
     return {name: found for name, found in dangers.items() if found}
 
 
@@ -153,7 +153,7 @@ def _empty(definition: Any, dropped: set[str]) -> None:
 
 
 def _listed(kinds: set[str]) -> str:
-    return " and ".join(kind for kind in op_table.POWERS if kind in kinds)
+    return " and ".join(kind for kind in power_kinds.POWERS if kind in kinds)
 
 
 def _of_body(functions: Mapping[str, ScannedBody], name: str) -> Iterator[str]:

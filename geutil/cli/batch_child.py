@@ -25,10 +25,9 @@ from typing import TYPE_CHECKING, Any
 from geutil.errors import spoken_with
 from geutil.formats import is_tflite_file
 from geutil.jobs import model_job as jobs
-from geutil.jobs.processes import SERVE, serve
-from geutil.jobs.report import write_json
-from geutil.jobs.sources import DataSource
-from geutil.jobs.steps import PipelineStep
+from geutil.jobs.batch_inputs import DataSource, PipelineStep
+from geutil.jobs.batch_report import write_json
+from geutil.jobs.model_job import SERVE, serve
 
 if TYPE_CHECKING:
     from geutil.model import Model
@@ -129,7 +128,7 @@ def _batches(work: Work) -> Any:
     """Return the data of a model, as `calibrate` takes it."""
     import numpy as np
 
-    from geutil.model.random_samples import bounds_of_indices, random_inputs
+    from geutil.model.comparison import bounds_of_indices, random_inputs
 
     data = work.data
     if data is None or data.path is not None:
@@ -150,7 +149,7 @@ def _save(work: Work, step: PipelineStep) -> Any:
 
 def _tflite(work: Work, step: PipelineStep) -> Any:
     from geutil.quantize import to_tflite
-    from geutil.quantize.calibration.ranges import live_simulations
+    from geutil.quantize.planning.network import live_simulations
 
     scheme = step.option("scheme") or work.scheme
     if scheme is None and not live_simulations(work.model.graph):
@@ -196,7 +195,7 @@ STEPS: Mapping[str, Callable[[Work, PipelineStep], Any]] = {
     "save": _save,
     "tflite": _tflite,
 }
-"""The functions that do the steps, by their names in `geutil.jobs.steps.OPTIONS`."""
+"""The functions of steps, by their names in `geutil.jobs.batch_inputs.OPTIONS`."""
 
 
 def run(job: jobs.Job, place: Path) -> None:
@@ -212,7 +211,7 @@ def run(job: jobs.Job, place: Path) -> None:
             seconds = time.monotonic() - began
             notes["steps"].append({"name": name, "seconds": seconds, "text": text})
         notes["complete"] = True
-    # Whatever a model brings about is told of it.
+    # Any failure of a model is told of it.
     except Exception as error:
         traceback.print_exc()
         notes["error"] = f"{type(error).__name__}: {' '.join(str(error).split())}"
@@ -238,7 +237,7 @@ def _work(
         if stages is not None:
             new = work.files[before:]
             label = f"{len(stages)}: {step}"
-            # What was written is a stage if it is a file; the model did not change.
+            # A written file is a stage; the model did not change.
             if not new:
                 stages[label] = work.model.cut()
             elif new[0].endswith(".tflite"):
@@ -313,7 +312,7 @@ def _do(place: Path) -> None:
 def _import_all() -> None:
     """Import the modules of all steps, without a thread: nothing is run."""
     import geutil.batchnorm
-    import geutil.model.opening
+    import geutil.model.opener
     import geutil.quantize
     import geutil.report  # noqa: F401
 

@@ -146,7 +146,7 @@ def read_model(
         _check_content(path, signature)
     start_keras() if path.suffix in _KERAS_SUFFIXES else start_tensorflow()
     from geutil.model import ModelError, from_tflite, open
-    from geutil.model.opening import open_without_values
+    from geutil.model.opener import open_without_values
 
     with working(f"opening {path.name}"):
         if not is_lite(path):
@@ -307,7 +307,7 @@ class Batches:
     def files(self) -> FileBatches:
         """The batches as the library takes them."""
         from geutil.data_files import FileBatches
-        from geutil.tflite.names import file_names
+        from geutil.tflite.op_names import file_names
 
         return FileBatches(self.path, self.size, CommandError, self.inputs, file_names)
 

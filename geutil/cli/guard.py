@@ -5,7 +5,7 @@ process that reads some files: its checks abort. So the process that was started
 passes signals on, to a guard. The guard starts the process that works, and kills it and
 all that it has started once there is a signal, or the first process is dead, or nobody
 reads the standard output any more. Then it removes all that was left half written, as
-the worker noted (`geutil.notes`), and tells in one line how the command ended.
+the worker noted (`geutil.progress`), and tells in one line how the command ended.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from io import BufferedWriter, FileIO, TextIOWrapper
 from pathlib import Path
 from typing import Any, NoReturn
 
-from geutil.notes import FOLDER, MADE, MOVED, SHOWN, STEP, VARIABLE, note, noted
+from geutil.progress import FOLDER, MADE, MOVED, SHOWN, STEP, VARIABLE, note, noted
 from geutil.writing import remove_made, was_moved
 
 _STOPS = ("SIGINT", "SIGTERM", "SIGHUP")

@@ -11,7 +11,7 @@ from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
-from geutil.notes import STEP, note
+from geutil.progress import STEP, note
 from geutil.sizes import size_text
 
 
@@ -171,7 +171,7 @@ def plain(value: Any) -> Any:
         return {
             field.name: plain(getattr(value, field.name))
             for field in fields(value)
-            # What is not shown is there for further questions.
+            # The rest is there for further questions.
             if field.repr
         }
     if isinstance(value, Mapping):

@@ -109,7 +109,7 @@ class Prepared:
         step = build_recomputation(self.candidate.plan, self.offload)
         image_layouts.hold_when_complete(step.graph)
         if options.encode == BFLOAT16 and not runtime.is_compiled_by_xla(step.graph):
-            # Whatever is kept then, to recompute from it as well.
+            # All that is kept then, to recompute from it as well.
             halved = halve(step, options.min_checkpoint_size, self.encoder)
             step = halved.step
             sizes.settle_shapes(step.ops())

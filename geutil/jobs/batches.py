@@ -14,23 +14,24 @@ from pathlib import Path
 
 from geutil.errors import ArgumentTypeError, ModelError, Words
 from geutil.jobs import model_job as jobs
-from geutil.jobs.executors import JobRunner
-from geutil.jobs.model_job import Job
-from geutil.jobs.report import STATE, BatchEntry, BatchReport
-from geutil.jobs.sources import (
+from geutil.jobs.batch_inputs import (
     Data,
     DataSource,
     ModelSource,
     PathLike,
     Paths,
+    Pipeline,
+    check_order,
     data_of,
     fingerprint,
     results_are_there,
     sources_of,
+    steps_of,
 )
-from geutil.jobs.steps import Pipeline, check_order, steps_of
-from geutil.notes import FOLDER, MADE, note
-from geutil.progress import counted
+from geutil.jobs.batch_report import STATE, BatchEntry, BatchReport
+from geutil.jobs.executors import JobRunner
+from geutil.jobs.model_job import Job
+from geutil.progress import FOLDER, MADE, counted, note
 
 LOCK = ".batch.lock"
 """A file, in the folder of the results, that is locked while they are written."""

@@ -11,9 +11,8 @@ from functools import partial
 from typing import Any, TypeVar
 
 from geutil.errors import MissingExtraError
-from geutil.jobs.model_job import Job, run_job
-from geutil.jobs.processes import ForkServer, can_fork
-from geutil.jobs.report import BatchEntry
+from geutil.jobs.batch_report import BatchEntry
+from geutil.jobs.model_job import ForkServer, Job, can_fork, run_job
 
 T = TypeVar("T")
 TRIES = 3

@@ -287,8 +287,8 @@ class _States:
         self._threads = threads
         self._count = len(program.nodes)
         self._buffers = buffers_of(program)
-        # Which of "has started", i, and "has ended", i + the number of nodes, requires
-        # which.
+        # Pairs of "has started", i, and "has ended", i + the number of nodes, of which
+        # the first requires the second.
         pairs = [(i + self._count, i) for i in range(self._count)]
         for i, before in enumerate(program.needs()):
             pairs += [(i, j + self._count) for j in before]

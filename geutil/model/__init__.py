@@ -34,21 +34,21 @@ __all__ = [
 ]
 
 if typing.TYPE_CHECKING:
-    from geutil.capabilities.report import Power, Powers
+    from geutil.capabilities.power_kinds import Power, Powers
     from geutil.capabilities.scan import powers
     from geutil.errors import ModelError
+    from geutil.jobs.batch_report import BatchEntry, BatchReport, BatchStep
     from geutil.jobs.batches import batch
     from geutil.jobs.executors import RayExecutor
-    from geutil.jobs.report import BatchEntry, BatchReport, BatchStep
     from geutil.model.comparison import Comparison
     from geutil.model.core import ModelFunction
     from geutil.model.files.inspect_files import inspect
     from geutil.model.files.inspection import Inspection
     from geutil.model.files.tflite_inspection import TFLiteInspection
     from geutil.model.model import Body, Model
-    from geutil.model.opening import from_tflite, open
+    from geutil.model.opener import from_tflite, open
     from geutil.model.sources.tflite_files import tflite_kinds
-    from geutil.model.strip.report import Stripped, StripReport
+    from geutil.model.strip.strip_report import Stripped, StripReport
     from geutil.select.names import Layer
     from geutil.select.networks.outputs import Difference
 else:
@@ -58,7 +58,7 @@ else:
         __name__,
         {
             "geutil.jobs.executors": ("RayExecutor",),
-            "geutil.jobs.report": ("BatchEntry", "BatchReport", "BatchStep"),
+            "geutil.jobs.batch_report": ("BatchEntry", "BatchReport", "BatchStep"),
             "geutil.jobs.batches": ("batch",),
             "comparison": ("Comparison",),
             "core": ("ModelFunction",),
@@ -66,11 +66,11 @@ else:
             "files.inspection": ("Inspection",),
             "files.tflite_inspection": ("TFLiteInspection",),
             "model": ("Body", "Layer", "Model"),
-            "opening": ("from_tflite", "open"),
-            "geutil.capabilities.report": ("Power", "Powers"),
+            "opener": ("from_tflite", "open"),
+            "geutil.capabilities.power_kinds": ("Power", "Powers"),
             "geutil.capabilities.scan": ("powers",),
             "geutil.select.networks.outputs": ("Difference",),
             "sources.tflite_files": ("tflite_kinds",),
-            "strip.report": ("StripReport", "Stripped"),
+            "strip.strip_report": ("StripReport", "Stripped"),
         },
     )

@@ -20,7 +20,7 @@ from geutil.model import shared_state, to_graph
 from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState, check_initialized
 from geutil.model.sources.objects import Source, program_of_graph
-from geutil.model.strip.report import StripReport
+from geutil.model.strip.strip_report import StripReport
 from geutil.model.to_graph import GraphParts, make_sink, materialize
 from geutil.notebook_display import Shown
 from geutil.select.networks.data import batches, joined, one_batch

@@ -12,21 +12,29 @@ import tensorflow as tf
 
 from geutil import lazy
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.model import comparison, ends, freezing, joining, saving, thawing, unrolling
+from geutil.model import (
+    comparison,
+    composition,
+    constants,
+    ends,
+    file_writers,
+    frozen_variables,
+    function_edits,
+    unrolled_loops,
+)
 from geutil.model.batch_size import size_change
 from geutil.model.comparison import Comparison
+from geutil.model.composition import Links
 from geutil.model.core import EditableModel, ModelFunction, Signatures
 from geutil.model.ends import Selection
-from geutil.model.functions import signature as function_signature
-from geutil.model.functions.library import (
+from geutil.model.function_edits import Value, sync, sync_below
+from geutil.model.function_library import (
     BodyOutputs,
     EditableBody,
     Entry,
     FunctionLibrary,
     Functions,
 )
-from geutil.model.functions.signature import Value
-from geutil.model.functions.write_back import sync, sync_below
 from geutil.model.shared_state import SharedState, check_copies, restore
 from geutil.model.sources.objects import Source
 from geutil.model.strip import training_parts
@@ -346,7 +354,7 @@ class Model(EditableModel):
             >>> float(frozen.run(x=2.0)["y"])
             6.0
         """
-        return freezing.freeze(self)
+        return frozen_variables.freeze(self)
 
     def thaw(self, regex: str | re.Pattern[str]) -> Model:
         """Return the model with variables in place of constants, to be trained again.
@@ -389,7 +397,7 @@ class Model(EditableModel):
             >>> float(tape.gradient(loss, thawed.variables["w"]))
             2.0
         """
-        return thawing.thaw(self, regex)
+        return constants.thaw(self, regex)
 
     def save(
         self,
@@ -440,7 +448,7 @@ class Model(EditableModel):
             ... )
             6.0
         """
-        return saving.save(
+        return file_writers.save(
             self,
             Path(path),
             format,
@@ -499,8 +507,8 @@ class Model(EditableModel):
     def splice(
         self,
         other: Model,
-        replaced: joining.Links,
-        feeds: joining.Links = (),
+        replaced: Links,
+        feeds: Links = (),
         *,
         scope: str = "spliced",
         signature: str | None = None,
@@ -547,7 +555,7 @@ class Model(EditableModel):
             >>> m.run(x=[1.0])
             {'y': array([200.], dtype=float32)}
         """
-        return joining.splice(self, other, replaced, feeds, scope, signature)
+        return composition.splice(self, other, replaced, feeds, scope, signature)
 
     def join(
         self,
@@ -600,7 +608,7 @@ class Model(EditableModel):
             {'y': array([3.], dtype=float32), 'of_z': array([6.], dtype=float32),
              'of_x': array([3.], dtype=float32)}
         """
-        return joining.join(self, other, inputs, scope, signature)
+        return composition.join(self, other, inputs, scope, signature)
 
     def prepend(
         self,
@@ -644,7 +652,7 @@ class Model(EditableModel):
             >>> list(m.signatures)
             ['serving_default', 'text']
         """
-        return joining.prepend(self, other, inputs, signature)
+        return composition.prepend(self, other, inputs, signature)
 
     def append(
         self,
@@ -682,7 +690,7 @@ class Model(EditableModel):
             >>> model.open(f).append(model.open(largest)).run(x=[1.0, 2.0])
             {'largest': array(4., dtype=float32)}
         """
-        return joining.append(self, other, inputs, signature)
+        return composition.append(self, other, inputs, signature)
 
     def rename(
         self,
@@ -852,7 +860,7 @@ class Model(EditableModel):
             >>> m.compare(unrolled).equal
             True
         """
-        return unrolling.unroll(self, loops, max_ops)
+        return unrolled_loops.unroll(self, loops, max_ops)
 
     def replace_op(self, ops: Any, replacement: str | Callable[..., Any]) -> Model:
         """Return the model with some ops replaced.
@@ -1121,7 +1129,7 @@ class Body(EditableBody, Model):
         """
         sync(self._library)
         spec = tf.TensorSpec(shape, dtype, name)
-        return function_signature.add_input(self._library, self._entry, spec, value)
+        return function_edits.add_input(self._library, self._entry, spec, value)
 
     def remove_input(self, name: str) -> None:
         """Take an argument away that nothing reads, from all callers too.
@@ -1139,7 +1147,7 @@ class Body(EditableBody, Model):
         Cost: linear in the graphs of the function, its callers and theirs.
         """
         sync(self._library)
-        function_signature.remove_input(self._library, self._entry, name)
+        function_edits.remove_input(self._library, self._entry, name)
 
     def add_output(
         self, name: str, tensor: Tensor | Mapping[str, Tensor]
@@ -1162,7 +1170,7 @@ class Body(EditableBody, Model):
         Cost: linear in the graphs of the function, its callers and theirs.
         """
         sync(self._library)
-        return function_signature.add_output(self._library, self._entry, name, tensor)
+        return function_edits.add_output(self._library, self._entry, name, tensor)
 
     def remove_output(self, name: str) -> None:
         """Take a result away that no caller's consumers read.
@@ -1179,4 +1187,4 @@ class Body(EditableBody, Model):
         Cost: linear in the graphs of the function, its callers and theirs.
         """
         sync(self._library)
-        function_signature.remove_output(self._library, self._entry, name)
+        function_edits.remove_output(self._library, self._entry, name)

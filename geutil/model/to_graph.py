@@ -43,6 +43,7 @@ from geutil.graph.walks import (
 from geutil.model import programs, shared_state
 from geutil.model.programs import ModelProgram, fresh_name
 from geutil.model.shared_state import SharedState
+from geutil.model.sources.objects import program_of_graph
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform import copying, custom_gradients, transformer
 
@@ -114,6 +115,28 @@ class GraphParts:
     sinks: dict[str, Operation]  # For each output an Identity that serves it alone.
     side_effects: Operation  # An op that waits for all that runs besides the outputs.
     kept: list[Kept]  # The calls that were not inlined, with the reasons.
+
+
+def program_of_parts(parts: GraphParts) -> ModelProgram:
+    """Return the program of a graph and its ends, as they are now."""
+    program = program_of_graph(
+        parts.graph,
+        parts.inputs,
+        {name: sink.inputs[0] for name, sink in parts.sinks.items()},
+        functions.bindings(parts.graph),
+    )
+    program.side_effects = [op.name for op in parts.side_effects.control_inputs]
+    return program
+
+
+def keep_of(parts: GraphParts) -> list[Any]:
+    """Return the ends of a graph, which rewriting must leave."""
+    return [*parts.inputs.values(), *parts.sinks.values(), parts.side_effects]
+
+
+def live_ops(parts: GraphParts) -> frozenset[Operation]:
+    """Return the ops that the values of the outputs are computed by."""
+    return frozenset(get_backward_walk_ops(list(parts.sinks.values())))
 
 
 def materialize(

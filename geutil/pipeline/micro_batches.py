@@ -31,7 +31,7 @@ from geutil.memory.sizes import tensor_bytes
 from geutil.memory.times import op_time
 from geutil.pipeline.forward_pass import SourcePass, other_seed, read_source
 from geutil.pipeline.partitions import Partition
-from geutil.pipeline.stages import variable_bytes
+from geutil.pipeline.stage_memory import variable_bytes
 from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
 from geutil.sizes import size_text

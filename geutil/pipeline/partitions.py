@@ -17,7 +17,7 @@ from geutil.graph.types import GivenShapes, Operation, Tensor, is_stateful
 from geutil.memory.executor import Pipeline, Schedule, Stage
 from geutil.memory.sizes import tensor_bytes
 from geutil.memory.times import op_time
-from geutil.pipeline.stages import (
+from geutil.pipeline.stage_memory import (
     Floats,
     SequenceCut,
     StageMemory,

@@ -11,7 +11,7 @@ from geutil.graph import adjacency, edits
 from geutil.graph.placement import colocation_names
 from geutil.graph.types import Operation, Tensor, type_name
 from geutil.memory.sizes import tensor_bytes
-from geutil.pipeline.stages import is_handle
+from geutil.pipeline.stage_memory import is_handle
 from geutil.select import conversions
 from geutil.sizes import size_text
 

@@ -1,8 +1,8 @@
 """Simulated quantization: FakeQuant ops in a graph, trained or calibrated, to int8."""
 
-from geutil.quantize.bits.choosing import choose_bits
-from geutil.quantize.bits.plan import BitOption, BitPlan, CurvePoint, LayerBits
-from geutil.quantize.calibration.calibrating import CalibrationReport, calibrate
+from geutil.quantize.bits.bit_plan import BitOption, BitPlan, CurvePoint, LayerBits
+from geutil.quantize.bits.bit_search import choose_bits
+from geutil.quantize.calibration.calibration import CalibrationReport, calibrate
 from geutil.quantize.contrib_rewriters import (
     RewriteReport,
     create_eval_graph,
@@ -16,22 +16,7 @@ from geutil.quantize.equalization import (
     NotEqualized,
     equalize,
 )
-from geutil.quantize.int8.comparing import Int8Comparison, OutputSteps, compare_int8
-from geutil.quantize.int8.layer_noise import LayerNoise
-from geutil.quantize.int8.least_memory import (
-    PeakTensor,
-    ReorderedFile,
-    ReorderedSubgraph,
-    arena_bytes,
-    least_memory_order,
-)
 from geutil.quantize.joined_inputs import NarrowInput
-from geutil.quantize.quantizers import (
-    fixed_quantize,
-    last_value_quantize,
-    moving_avg_quantize,
-)
-from geutil.quantize.quantizing import quantize
 from geutil.quantize.reestimation import (
     Missed,
     Reestimated,
@@ -41,9 +26,29 @@ from geutil.quantize.reestimation import (
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.rounding.rounding import Rounded
 from geutil.quantize.rounding.targets import NotRounded
-from geutil.quantize.single_insertion import InsertReport, insert_quant_op
+from geutil.quantize.simulation import quantize
+from geutil.quantize.single_tensors import (
+    InsertReport,
+    fixed_quantize,
+    insert_quant_op,
+    last_value_quantize,
+    moving_avg_quantize,
+)
 from geutil.quantize.spec import Spec
-from geutil.quantize.tflite.converting import to_int8, to_tflite
+from geutil.quantize.tflite.conversion import to_int8, to_tflite
+from geutil.quantize.tflite.layer_noise import LayerNoise
+from geutil.quantize.tflite.least_memory import (
+    PeakTensor,
+    ReorderedFile,
+    ReorderedSubgraph,
+    arena_bytes,
+    least_memory_order,
+)
+from geutil.quantize.tflite.step_comparison import (
+    Int8Comparison,
+    OutputSteps,
+    compare_int8,
+)
 
 __all__ = [
     "BitOption",

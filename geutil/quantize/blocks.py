@@ -25,7 +25,7 @@ from geutil.quantize.spec import BLOCK_BITS, Format, Range, Spec
 from geutil.select.networks.layers import Layer
 
 MARK = "_geutil_blocks"
-"""What FakeQuant ops are marked with whose columns are blocks."""
+"""The mark of FakeQuant ops whose columns are blocks."""
 MOVES = ("Reshape", "Transpose", "Reshape")
 """The ops that bring weights to FakeQuant ops of blocks, and those behind these."""
 _LARGEST = float(np.finfo(np.float16).max)

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from geutil.batchnorm import FoldReport, fold_batch_norms
 from geutil.graph.types import Graph, Tensor, require_graph
-from geutil.quantize import insertion, quantizing
+from geutil.quantize import insertion, simulation
 from geutil.quantize.report import QuantizeReport
 from geutil.quantize.spec import QuantizeChoices
 from geutil.rewrite.applying import undone_on_error
@@ -287,7 +287,7 @@ def _quantized(
     scopes = names.scopes_meant([graph], _scope(choices))
     choices = replace(choices, scope=scopes, products_at_end=True)
     mode = insertion.Mode(is_training, delay, None)
-    return quantizing.quantize_by(graph, choices, mode)
+    return simulation.quantize_by(graph, choices, mode)
 
 
 def _scope(choices: QuantizeChoices) -> str | None:

@@ -6,7 +6,7 @@ In 8 bits its steps are 2.5, and all scores are stored as 0.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -100,11 +100,16 @@ def are_uneven(widths: Sequence[float]) -> bool:
     return len(widths) > 1 and max(widths) > FEWEST * min(widths)
 
 
-def _exact(tensor: Tensor) -> Tensor:
-    """Return a tensor before it was rounded, or handed on as it is."""
+def same_values(tensor: Tensor) -> Iterator[Tensor]:
+    """Yield a tensor, and those that it is in steps or as it is, the exact one last."""
+    yield tensor
     while tensor.op.type in ("Identity", *FAKE_QUANT):
         tensor = tensor.op.inputs[0]
-    return tensor
+        yield tensor
+
+
+def _exact(tensor: Tensor) -> Tensor:
+    return [*same_values(tensor)][-1]
 
 
 class JoinedInputs:

@@ -16,14 +16,14 @@ import numpy as np
 
 from geutil import tflite
 from geutil.errors import QuantizeError
-from geutil.quantize.bits.plan import overrides_of
-from geutil.quantize.calibration.calibrating import set_ranges_of_weights
+from geutil.quantize.bits.bit_plan import overrides_of
+from geutil.quantize.calibration.calibration import set_ranges_of_weights
 from geutil.quantize.calibration.ranges import find_sites
-from geutil.quantize.quantizing import quantize
+from geutil.quantize.simulation import quantize
 from geutil.quantize.spec import Range
 from geutil.tflite import LiteFile
+from geutil.tflite.effects import without
 from geutil.tflite.parts import Buffer
-from geutil.tflite.state import without
 
 NAME = "geutil_quantization"
 """The name of the metadata."""

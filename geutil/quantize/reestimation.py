@@ -20,7 +20,7 @@ from geutil.graph.types import (
     as_model,
     scope_dirname,
 )
-from geutil.quantize.calibration.calibrating import Sample, batches
+from geutil.quantize.calibration.calibration import Sample, batches
 from geutil.quantize.calibration.ranges import frozen, range_values
 from geutil.quantize.partial_copy import PartialCopy
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT

@@ -59,7 +59,7 @@ class Scheme:
 
     @property
     def weights_only(self) -> bool:
-        """Whether activations stay in float until the file runs."""
+        """True if activations stay in float until the file runs."""
         return self.activation_bits is None
 
 

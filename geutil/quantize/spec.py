@@ -14,17 +14,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from geutil.errors import ArgumentTypeError, QuantizeError, SelectionError
+from geutil.graph import op_types
 from geutil.graph.types import Operation, is_in_scope, is_op, type_name
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
 from geutil.select import names
 from geutil.select.conversions import can_be_regex, make_regex
-from geutil.select.networks.layers import is_by_groups
+from geutil.select.networks.layers import Layer, is_by_groups
 
 Array = np.ndarray[Any, Any]
 
 _CONSTANT_BITS = 8  # fewer would not make a file smaller: parameters are few
 FEWEST_BITS, MOST_BITS = 2, 16
-"""What FakeQuant ops take."""
+"""The bits that FakeQuant ops take."""
 BLOCK_BITS = 4
 """The most bits of weights in blocks."""
 
@@ -404,3 +405,38 @@ def _hint(name: Any, ops: list[Operation]) -> str:
     if not ops or not isinstance(name, str):
         return ""
     return f"; {names.similar(ops[0].graph, name)}"
+
+
+_MATRIX_PRODUCTS = frozenset(("BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul"))
+_KERNEL_BITS = 8  # those of the kernels that read a range for each channel of a matrix
+
+
+def format_of(layer: Layer, spec: Spec) -> Format:
+    """Return how the weights of a layer are stored."""
+    axes = layer.outputs if spec.per_channel and _by_channel(layer, spec) else ()
+    if layer.sizes(axes) is None:
+        axes = ()
+    return _weights_format(spec, axes)
+
+
+def constant_format(spec: Spec) -> Format:
+    """Return how a parameter is stored that is no weight of a layer."""
+    return _weights_format(spec, ())
+
+
+def _weights_format(spec: Spec, axes: tuple[int, ...]) -> Format:
+    symmetric = bool(spec.symmetric_weights)
+    return Format(spec.weight_bits or _KERNEL_BITS, symmetric, symmetric, axes)
+
+
+def _by_channel(layer: Layer, spec: Spec) -> bool:
+    """Tell whether the weights of a layer can have a range for each channel."""
+    if layer.op.type in op_types.CONVOLUTIONS_2D:
+        return True
+    # FULLY_CONNECTED reads matrices with a range for each output, if it is symmetric.
+    if layer.op.type not in _MATRIX_PRODUCTS or layer.kernel.shape.rank != 2:
+        return False
+    bits = spec.weight_bits or _KERNEL_BITS
+    return (
+        layer.outputs == (1,) and bits <= _KERNEL_BITS and bool(spec.symmetric_weights)
+    )

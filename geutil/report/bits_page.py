@@ -12,16 +12,17 @@ from collections.abc import Iterator, Sequence
 from geutil.errors import ArgumentTypeError
 from geutil.graph.types import type_name
 from geutil.quantize import BitPlan, LayerBits
-from geutil.quantize.bits.plan import decibels
+from geutil.quantize.bits.bit_plan import decibels
 from geutil.report.page import Page
 from geutil.version import __version__
 
-# Pixels of the drawing and of its margins, which hold the labels.
+# Pixels, chosen by eye: the page is 60rem wide, and scales the drawing to that.
 _WIDTH, _HEIGHT = 720, 340
+# Margins that hold labels of 12 px, chosen by eye.
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 24, 20, 48
-# Round distances between ticks, and about how many ticks an axis has.
+# Round distances between ticks in decimals: 1, 2 or 5 times a power of ten.
 _STEPS = (1, 2, 5, 10)
-_TICKS = 6
+_TICKS = 6  # about so many on an axis, by eye: as many labels do not touch
 _STYLE = """
 :root { color-scheme: light dark; }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 60rem;

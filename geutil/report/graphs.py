@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import closure
 from geutil.quantize import Int8Comparison
 from geutil.report.rows import NOISE_BANDS, noise_band
 from geutil.report.tflite_nodes import numbered, shortened
@@ -193,14 +194,11 @@ def _parameters(ops: Sequence[Operation]) -> list[str]:
     # A constant that waits, as in the loops of version 1, is one all the same.
     free = [op for op in ops if op.type == "Const" or not op.control_inputs]
     handers = {op for op in free if op.type in _HANDERS}
-    waiting = [op for op in free if _is_parameter(op)]
-    parameter_ops = set(waiting)
-    while waiting:
-        for t in waiting.pop().outputs:
-            for reader in t.consumers():
-                if reader in handers and reader not in parameter_ops:
-                    parameter_ops.add(reader)
-                    waiting.append(reader)
+
+    def reading(op: Operation) -> list[Operation]:
+        return [o for t in op.outputs for o in t.consumers() if o in handers]
+
+    parameter_ops = closure(filter(_is_parameter, free), reading)
     return [op.name for op in ops if op in parameter_ops]
 
 

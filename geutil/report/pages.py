@@ -17,7 +17,7 @@ from geutil.report.file_page import page_of_file
 from geutil.report.graphs import add_noise
 from geutil.report.page import Page, Row, payload_of
 from geutil.report.rows import rows_of
-from geutil.report.stages import pipeline_data, stages_of
+from geutil.report.stage_pairs import pipeline_data, stages_of
 from geutil.report.tflite_differences import (
     difference_of_file,
     file_rows,

@@ -9,7 +9,7 @@ from typing import Any
 from geutil.batchnorm import FoldReport
 from geutil.gradients import Report as GradientReport
 from geutil.model import BatchReport, Comparison, Inspection
-from geutil.model.strip.report import StripReport
+from geutil.model.strip.strip_report import StripReport
 from geutil.quantize import (
     BitPlan,
     CalibrationReport,
@@ -186,7 +186,7 @@ def _comparison_rows(report: Comparison) -> Rows:
         )
         for name, difference in report.differences.items()
     )
-    # What differs comes first, as it is what a reader looks for.
+    # Differences come first, as a reader looks for them.
     return Rows("Outputs", _head(report), tuple(sorted(rows, key=lambda r: r.good)))
 
 
@@ -248,7 +248,7 @@ def _bit_rows(plan: BitPlan) -> Rows:
 @rows_of.register
 def _batch_rows(report: BatchReport) -> Rows:
     rows = [Row(e.action, e.is_done, e.name, str(e)) for e in report.entries]
-    # What is not done comes first, as it is what a reader looks for.
+    # Jobs that are not done come first, as a reader looks for them.
     summary = (*_head(report), *report.notes)
     return Rows("Models", summary, tuple(sorted(rows, key=lambda row: row.good)))
 

@@ -8,13 +8,14 @@ from typing import Any
 
 from geutil.graph.op_types import PLACEHOLDERS, VALUE_BLIND
 from geutil.graph.types import Operation
+from geutil.graph.walks import walk_by_identity
 from geutil.report.accepted_inputs import Subject
 from geutil.report.graphs import called_functions
 from geutil.report.page import Row, Rows
 from geutil.report.tflite_nodes import FileSubject, listed_lines, precision_lines
 from geutil.tflite.kernels import is_step
 from geutil.tflite.matches import Ends, Matching, match
-from geutil.tflite.names import UniqueNames, file_names
+from geutil.tflite.op_names import UniqueNames, file_names
 from geutil.tflite.precision import computes_in_float, is_quantized
 
 SAME, ADDED, REMOVED, FUSED = 0, 1, 2, 5
@@ -129,32 +130,35 @@ class FilePair:
     graph: Subject
     subject: FileSubject
     matching: Matching
-    scope: str
+    scope: str  # ahead of the names of the file's ops
+    scopes: tuple[str, ...]  # that the file's names may have ahead of the graph's
 
 
 def pairs_of_file(graph: Subject, file: FileSubject) -> list[FilePair]:
     """Return a graph matched to a file, then the bodies of their loops and branches."""
     bodies = {body.label: body for body in graph.bodies}
-    pairs: list[FilePair] = []
-    waiting: list[tuple[Subject, FileSubject, tuple[str, ...]]]
-    waiting = [(graph, file, ("",))]
     matched_labels = set()
-    while waiting:
-        ours, theirs, scopes = waiting.pop(0)
-        matching = _matched(_ends_of(ours, theirs, scopes), theirs)
-        scope = "" if theirs is file else f"{theirs.label}/"
-        pairs.append(FilePair(ours, theirs, matching, scope))
-        ops = ours.drawn_ops()
-        for at, result in matching.results.items():
-            node = theirs.nodes[at]
-            called = file.bodies_of(node)
+
+    def called_by(pair: FilePair) -> Iterator[FilePair]:
+        ops = pair.graph.drawn_ops()
+        for at, result in pair.matching.results.items():
+            called = file.bodies_of(pair.subject.nodes[at])
             names = called_functions(ops[result]) if called else []
             for name, body in zip(names, called, strict=False):
                 if name in bodies and body.label not in matched_labels:
                     matched_labels.add(body.label)
-                    inner = tuple(f"{s}{ops[result].name}/" for s in scopes)
-                    waiting.append((bodies[name], body, (*inner, "")))
-    return pairs
+                    inner = tuple(f"{s}{ops[result].name}/" for s in pair.scopes)
+                    scopes = (*inner, "")
+                    yield _pair(bodies[name], body, f"{body.label}/", scopes)
+
+    return list(walk_by_identity([_pair(graph, file, "", ("",))], called_by))
+
+
+def _pair(
+    graph: Subject, file: FileSubject, scope: str, scopes: tuple[str, ...]
+) -> FilePair:
+    matching = _matched(_ends_of(graph, file, scopes), file)
+    return FilePair(graph, file, matching, scope, scopes)
 
 
 def _matched(graph: Ends, file: FileSubject) -> Matching:
@@ -263,15 +267,11 @@ def difference_of_file(graph: Subject, file: FileSubject) -> FileDifference:
 
 def _called_in(file: FileSubject) -> list[FileSubject]:
     """Return the subgraphs that a subgraph calls: those of its branches and loops."""
-    called: dict[int, FileSubject] = {}
-    waiting = [file]
-    while waiting:
-        for node in waiting.pop().nodes:
-            for body in file.bodies_of(node):
-                if id(body) not in called:
-                    called[id(body)] = body
-                    waiting.append(body)
-    return list(called.values())
+
+    def called_by(one: FileSubject) -> list[FileSubject]:
+        return [body for node in one.nodes for body in file.bodies_of(node)]
+
+    return list(walk_by_identity(called_by(file), called_by))
 
 
 def _lost(pair: FilePair) -> list[int]:

@@ -15,7 +15,7 @@ from geutil.formats import TFLITE_SUFFIX
 from geutil.model.files.tflite_inspection import read_tflite
 from geutil.report.page import Row, Rows
 from geutil.tflite import LiteFile, LiteGraph, LiteOp, LiteSignature, LiteTensor
-from geutil.tflite.names import UniqueNames, op_names, sources_of
+from geutil.tflite.op_names import UniqueNames, op_names, sources_of
 from geutil.tflite.precision import (
     by_count,
     computes_in_float,

@@ -131,7 +131,7 @@ class RootTest:
     """The types that a root's producers must have, checked before any search."""
 
     inputs: tuple[TypeSet, ...]  # The types for each input of the pattern.
-    # Whether there may be no further inputs; None where no input is asked for.
+    # True if there may be no further inputs; None where no input is asked for.
     exact: bool | None
     commutative: bool  # Whether the inputs may come in any order.
 

@@ -91,7 +91,7 @@ class PatternSearch:
         # After a search that succeeded, the element of each node, by `id`.
         self.bound: dict[int, typing.Any] = {}
         self.names: dict[str, typing.Any] = {}
-        # Whether a constraint (`where`, `only_consumer`, the territory) has failed
+        # True once a constraint (`where`, `only_consumer`, the territory) has failed
         # since the last call of `run`.
         self.constrained = False
         self._territory = territory

@@ -29,10 +29,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from geutil.errors import PlanError
+from geutil.tflite.effects import calls_others, dependencies, keeps_order
 from geutil.tflite.file import LiteFile
 from geutil.tflite.parts import LiteGraph, LiteOp, LiteTensor
 from geutil.tflite.run import new_interpreter
-from geutil.tflite.state import calls_others, dependencies, keeps_order
 
 ALIGNMENT = 64
 """The interpreter starts tensors at multiples of so many bytes."""
@@ -176,7 +176,7 @@ def _arena(
 
 
 Fit = Literal["tightest", "first"]
-"""Which gap a buffer gets: the one that leaves least, or the first."""
+"""The gap that a buffer gets: the one that leaves least, or the first."""
 
 
 class ArenaBuffer(NamedTuple):

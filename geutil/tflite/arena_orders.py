@@ -72,7 +72,7 @@ def least_peak(
     best = min(orders, key=program.peak)
     space = _Space(program)
     upper, bound, states = program.peak(best), space.bound, 0
-    # What was asked for in vain without a proof is not asked for again.
+    # A size asked for in vain without a proof is not asked for again.
     hopeless = bound - 1
     while bound < upper and states < iterations:
         limit = bound if hopeless < bound else (hopeless + upper) // 2
@@ -327,7 +327,7 @@ def all_orders(program: ArenaProgram, most: int) -> list[list[int]] | None:
     waits, behind = list(map(len, program.before)), program.behind
     found: list[list[int]] = []
     order: list[int] = []
-    # What may still run in each step, behind what has run; the last is tried next.
+    # Ops that may still run in each step, behind those that ran; the last is next.
     choices = [[i for i, n in enumerate(waits) if not n][::-1]]
     ready = [list(choices[0])]
     while choices:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from geutil.errors import TFLiteError, Words
-from geutil.tflite import looking, state
+from geutil.tflite import effects, looking
 from geutil.tflite.arguments import checked
 from geutil.tflite.looking import GraphLike, OpsLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
@@ -26,7 +26,7 @@ Ends = TensorsLike | Mapping[str, TensorLike]
 _Names = dict[LiteTensor, list[str]]
 """The names of ends in a signature; one can be given twice."""
 DEFAULT_SIGNATURE = "serving_default"
-_FREE_KINDS = state.HANDLES | {"CALL_ONCE"}
+_FREE_KINDS = {*effects.HANDLES, "CALL_ONCE"}
 """Kinds of which each of two files can have the same op, and mean the same by it."""
 
 
@@ -69,7 +69,7 @@ def assembled(file: F, parts: Sequence[FilePart]) -> F:
     new.record, new.unknown = copied_record(file.record), file.unknown
     new.description = file.description
     new.metadata, new.archive = {**file.metadata}, file.archive
-    called = state.called_graphs(op for part in parts for op in part.ops)
+    called = effects.called_graphs(op for part in parts for op in part.ops)
     wholes = {part.graph for part in parts if part.is_whole}
     every = [*parts, *(FilePart.whole(g) for g in called if g not in wholes)]
     new.graphs = [LiteGraph(part.name) for part in every]
@@ -87,7 +87,7 @@ def assembled(file: F, parts: Sequence[FilePart]) -> F:
     codes = dict.fromkeys(op.code for op in new.ops)
     new.codes = [code for code in codes if code is not None]
     if parts[0].graph is not file.graphs[0] or not parts[0].has_its_ends:
-        state.leave_description_out(new)
+        effects.leave_description_out(new)
     return new
 
 
@@ -230,7 +230,7 @@ def cut(
         >>> m.cut(ops=range(1)).find()
         (<LiteOp NEG -> 'a'>,)
     """
-    state.check_places_are_free(file, "a cut")
+    effects.check_places_are_free(file, "a cut")
     own = looking.graph_of(file, graph)
     names: _Names = {}
     given = None if inputs is None else _named(file, inputs, own, names)
@@ -319,15 +319,15 @@ def _with_state(
 ) -> set[LiteOp]:
     """Return ops with those that write to the state that they read."""
     found = {*needed}
-    writers = [op for op in graph.ops if state.has_effect(op)]
+    writers = [op for op in graph.ops if effects.has_effect(op)]
     while True:
-        about = {one for op in found for one in state.resources(op)}
+        about = {one for op in found for one in effects.resources(op)}
         more = [
             op
             for op in writers
             if op not in found
-            and (state.writes_state(op) or op.kind == "CALL_ONCE")
-            and about & state.resources(op)
+            and (effects.writes_state(op) or op.kind == "CALL_ONCE")
+            and about & effects.resources(op)
         ]
         if not more:
             return found
@@ -388,7 +388,7 @@ def split(file: F, at: TensorsLike, *, graph: GraphLike = None) -> tuple[F, F]:
         >>> [half.find() for half in m.split("a")]
         [(<LiteOp NEG -> 'a'>,), (<LiteOp EXP -> 'b'>,)]
     """
-    state.check_places_are_free(file, "a split")
+    effects.check_places_are_free(file, "a split")
     own = looking.graph_of(file, graph)
     places = looking.tensors_of(file, at, own)
     behind = {*looking.ahead(places)}
@@ -471,7 +471,7 @@ def clusters(
         >>> m.clusters([range(1), range(1, 2)], ["stem", "head"])
         LiteFile(['stem', 'head'], 2 subgraph(s), 2 ops)
     """
-    state.check_places_are_free(file, "a cut")
+    effects.check_places_are_free(file, "a cut")
     own = looking.graph_of(file, graph)
     keys = names or [f"part_{i}" for i in range(len(parts))]
     if len({*keys}) != len(parts) or not keys:
@@ -511,7 +511,7 @@ def keep_subgraphs(file: F, *graphs: GraphLike) -> F:
 
 def _kept(file: F, wanted: Sequence[LiteGraph], keys: Sequence[str] | None) -> F:
     """Return a file of subgraphs and of some signatures, or all of theirs."""
-    state.check_places_are_free(file, "leaving subgraphs out")
+    effects.check_places_are_free(file, "leaving subgraphs out")
     if not wanted:
         raise TFLiteError("no subgraph is selected; a file needs one")
     parts = (

@@ -13,23 +13,22 @@ from typing import Any
 
 from geutil import lazy
 from geutil.tflite import (
+    composition,
     cutting,
-    edit,
-    ends,
-    floating,
-    joining,
     looking,
     making,
-    names,
     numbers,
+    op_names,
     resizing,
     stripping,
+    surgery,
+    type_changes,
     verify,
 )
 from geutil.tflite.arguments import checked
 from geutil.tflite.parts import Contents
 from geutil.tflite.reader import read_into
-from geutil.tflite.writing import Writer
+from geutil.tflite.writer import Writer
 from geutil.writing import written_atomically
 
 
@@ -132,25 +131,25 @@ class LiteFile(Contents):
     clusters = cutting.clusters
     keep_signatures = cutting.keep_signatures
     keep_subgraphs = cutting.keep_subgraphs
-    rename = names.rename
-    reroute = edit.reroute
-    swap = edit.swap
-    bypass = edit.bypass
-    remove = edit.remove
-    insert = edit.insert
-    replace = edit.replace
-    expose = edit.expose
+    rename = op_names.rename
+    reroute = surgery.reroute
+    swap = surgery.swap
+    bypass = surgery.bypass
+    remove = surgery.remove
+    insert = surgery.insert
+    replace = surgery.replace
+    expose = surgery.expose
     strip = stripping.strip
     verify = verify.verify
     set_batch_size = resizing.set_batch_size
     set_input_shape = resizing.set_input_shape
     set_quantization = numbers.set_quantization
-    set_io_type = ends.set_io_type
-    dequantize = floating.dequantize
-    append = joining.append
-    prepend = joining.prepend
-    splice = joining.splice
-    merge = joining.merge
+    set_io_type = type_changes.set_io_type
+    dequantize = type_changes.dequantize
+    append = composition.append
+    prepend = composition.prepend
+    splice = composition.splice
+    merge = composition.merge
 
     @property
     def constants(self) -> numbers.Constants:

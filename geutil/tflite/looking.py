@@ -8,9 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from geutil.errors import TFLiteError, Words
+from geutil.graph.walks import walk
 from geutil.tflite.arguments import checked
+from geutil.tflite.effects import keeps_order
 from geutil.tflite.parts import Contents, LiteGraph, LiteOp, LiteSignature, LiteTensor
-from geutil.tflite.state import keeps_order
 
 T = TypeVar("T")
 
@@ -234,20 +235,6 @@ def _name_test(name: str | None, regex: Regex | None) -> Callable[[str], bool] |
     )
 
 
-def reached(
-    seeds: Iterable[LiteOp], following: Callable[[LiteOp], Iterable[LiteOp | None]]
-) -> list[LiteOp]:
-    """Return ops and all that follow from them, breadth first, each once."""
-    found = dict.fromkeys(seeds)
-    walk = [*found]
-    for op in walk:
-        for other in following(op):
-            if other is not None and other not in found:
-                found[other] = None
-                walk.append(other)
-    return walk
-
-
 def behind(
     tensors: Iterable[LiteTensor], stops: Iterable[LiteTensor] = ()
 ) -> list[LiteOp]:
@@ -257,7 +244,7 @@ def behind(
     def makers(read: Iterable[LiteTensor | None]) -> list[LiteOp]:
         return [op for t in read if t and t not in ends_at for op in t.makers]
 
-    return reached(makers(tensors), lambda op: makers(op.inputs))
+    return [*walk(makers(tensors), lambda op: makers(op.inputs))]
 
 
 def ahead(
@@ -266,10 +253,12 @@ def ahead(
     """Return the ops that depend on tensors; no further ahead than `stops`."""
     ends_at = {*stops}
     first = (op for t in tensors for op in t.consumers)
-    return reached(
-        first,
-        lambda op: (r for t in op.outputs if t not in ends_at for r in t.consumers),
-    )
+    return [
+        *walk(
+            first,
+            lambda op: (r for t in op.outputs if t not in ends_at for r in t.consumers),
+        )
+    ]
 
 
 def boundary_of(

@@ -10,7 +10,6 @@ import numpy as np
 from geutil.errors import TFLiteError
 from geutil.tflite import looking
 from geutil.tflite.arguments import checked
-from geutil.tflite.ends import give_ends
 from geutil.tflite.looking import GraphLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     Contents,
@@ -20,9 +19,10 @@ from geutil.tflite.parts import (
     LiteTensor,
     Quantization,
 )
+from geutil.tflite.scales import faults_of_steps
 from geutil.tflite.schema import DTYPES, kind_number, option_fault, type_numbers
 from geutil.tflite.shapes import output_shapes, output_types
-from geutil.tflite.steps import faults_of_steps
+from geutil.tflite.type_changes import give_ends
 from geutil.tflite.versions import version_of
 
 Shape = Sequence[int | None]

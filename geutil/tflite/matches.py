@@ -18,7 +18,7 @@ from geutil.graph import op_types
 from geutil.graph.types import Operation
 from geutil.tflite import kernels
 from geutil.tflite.kernels import FARTHEST, DataFlow, Value
-from geutil.tflite.names import called, names_result, sources_of
+from geutil.tflite.op_names import called, names_result, sources_of
 from geutil.tflite.parts import LiteGraph, LiteOp, LiteTensor
 
 

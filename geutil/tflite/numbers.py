@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 
 from geutil.errors import ArgumentTypeError, TFLiteError
-from geutil.tflite import looking
+from geutil.graph.walks import walk
+from geutil.tflite import effects, looking
 from geutil.tflite.arguments import checked
 from geutil.tflite.dense import dense
 from geutil.tflite.looking import GraphLike, TensorLike
@@ -30,8 +31,7 @@ from geutil.tflite.parts import (
     Quantization,
     stored,
 )
-from geutil.tflite.schema import DTYPES, PACKED_BITS
-from geutil.tflite.steps import (
+from geutil.tflite.scales import (
     BIASED,
     FIXED_SCALE,
     ONE_SCALE,
@@ -41,6 +41,7 @@ from geutil.tflite.steps import (
     integers_of,
     numbers_of,
 )
+from geutil.tflite.schema import DTYPES, PACKED_BITS
 
 
 @dataclass(frozen=True)
@@ -337,19 +338,15 @@ def _tied(file: Contents, tensor: LiteTensor) -> list[LiteTensor]:
     if len((tensor.quantization or Quantization((1.0,))).scales) > 1:
         return [tensor]
     links = _calls(file)
-    found = {tensor: None}
-    queue = [tensor]
-    for one in queue:
-        near = list(links.get(one, ()))
+
+    def near(one: LiteTensor) -> Iterator[LiteTensor]:
+        found = [*links.get(one, ())]
         for op in (*one.makers, *one.readers):
             if op.kind in ONE_SCALE and not op.is_custom:
-                near += [t for t in (*op.inputs, *op.outputs) if t is not None]
-        for other in near:
-            is_stepped = other.dtype in STEPPED and other.quantization is not None
-            if is_stepped and other not in found:
-                found[other] = None
-                queue.append(other)
-    return queue
+                found += [t for t in (*op.inputs, *op.outputs) if t is not None]
+        return (t for t in found if t.dtype in STEPPED and t.quantization is not None)
+
+    return [*walk([tensor], near)]
 
 
 def _calls(file: Contents) -> dict[LiteTensor, list[LiteTensor]]:
@@ -363,23 +360,16 @@ def _calls(file: Contents) -> dict[LiteTensor, list[LiteTensor]]:
 
     variables: dict[Any, list[LiteTensor | None]] = {}
     for op in file.ops:
-        if op.kind in ("IF", "WHILE"):
-            skipped = 1 if op.kind == "IF" else 0
-            graphs = op.subgraphs
-            meeting = [(op.inputs[skipped:], graph.inputs) for graph in graphs]
-            # The condition of a loop gives none of its tensors.
-            bodies = graphs if skipped else graphs[1:]
-            meeting += [(op.outputs, graph.outputs) for graph in bodies]
-            meeting += [] if skipped else [(op.inputs, op.outputs)]
-            for some, others in meeting:
-                for pair in zip(some, others, strict=False):
-                    link(pair)
-        elif op.kind in ("READ_VARIABLE", "ASSIGN_VARIABLE"):
-            handle = op.inputs[0]
-            maker = None if handle is None else handle.producer
-            if maker is not None:
-                key = (maker.options.get("container"), maker.options.get("shared_name"))
-                variables.setdefault(key, []).extend((*op.inputs[1:], *op.outputs))
+        meeting = [(t, getattr(graph, f)) for t, graph, f in effects.calls(op)]
+        if op.kind == "WHILE":
+            meeting.append((op.inputs, op.outputs))
+        for some, others in meeting:
+            for pair in zip(some, others, strict=False):
+                link(pair)
+        if op.kind in ("READ_VARIABLE", "ASSIGN_VARIABLE"):
+            for handle in op.inputs[0].makers if op.inputs[0] else ():
+                group = variables.setdefault(effects.resource_of(handle), [])
+                group.extend((*op.inputs[1:], *op.outputs))
     for group in variables.values():
         link(group)
     return links

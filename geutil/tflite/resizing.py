@@ -17,6 +17,7 @@ import numpy as np
 from geutil.errors import TFLiteError
 from geutil.tflite import looking
 from geutil.tflite.arguments import checked
+from geutil.tflite.effects import resource_of, without
 from geutil.tflite.looking import GraphLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     LARGEST_SIZE,
@@ -37,7 +38,7 @@ from geutil.tflite.shapes import (
     places_of_slice,
     volume,
 )
-from geutil.tflite.sizes import computed, listed
+from geutil.tflite.size_folds import computed, listed
 
 Resize = Literal["scale", "keep"]
 _PROBE = 7
@@ -137,8 +138,7 @@ class Flow:
         """Return the shapes of outputs; keep values that follow from shapes."""
         case = self.case(op)
         if op.kind == "VAR_HANDLE":
-            key = op.options.get("container"), op.options.get("shared_name")
-            self._handles[op.outputs[0]] = key
+            self._handles[op.outputs[0]] = resource_of(op)
         elif op.kind == "READ_VARIABLE":
             return [self.variables.setdefault(self.handle(op), op.outputs[0].shape)]
         elif op.kind == "CALL_ONCE":
@@ -681,7 +681,8 @@ def _resize(
     if _TIED in file.metadata:
         raise TFLiteError(
             f"the metadata '{_TIED}' says where each tensor lies in memory, which new "
-            "shapes change; call strip() first"
+            "shapes change",
+            remedy=f"leave it out first: {without(_TIED)}",
         )
     given: dict[LiteTensor, Shape] = {t: t.shape for t in graph.inputs}
     old = Flow().follow(graph, given)

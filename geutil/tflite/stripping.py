@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from geutil.errors import TFLiteError
-from geutil.tflite import looking, state
+from geutil.tflite import effects, looking
 from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import drop_unused
 from geutil.tflite.parts import Buffer, Code, Contents, LiteGraph, LiteOp
@@ -53,12 +53,12 @@ def strip(
     looking.graph_of(file)
     dropped = _chosen_metadata(file, metadata)
     dead = {graph: _dead_ops(graph) for graph in file.graphs} if unused else {}
-    fixed = [n for n in state.FIXED_BY_METADATA if n in file.metadata]
+    fixed = [n for n in effects.FIXED_BY_METADATA if n in file.metadata]
     if any(dead.values()) and not {*fixed} <= {*dropped}:
         raise TFLiteError(
-            f"the metadata '{fixed[0]}' {state.FIXED_BY_METADATA[fixed[0]]}, and there "
-            "are ops that nothing needs",
-            remedy=f"leave it out, too: {state.without(fixed[0])}, or pass "
+            f"the metadata '{fixed[0]}' {effects.FIXED_BY_METADATA[fixed[0]]}, and "
+            "there are ops that nothing needs",
+            remedy=f"leave it out, too: {effects.without(fixed[0])}, or pass "
             "unused=False",
         )
     for name in dropped:
@@ -71,7 +71,7 @@ def strip(
     if unused:
         # Subgraphs that nothing calls and no signature names.
         roots = [looking.graph_of(file), *(s.graph for s in file.signatures.values())]
-        kept = {*roots, *state.called_graphs(op for g in roots for op in g.ops)}
+        kept = {*roots, *effects.called_graphs(op for g in roots for op in g.ops)}
         file.graphs = [graph for graph in file.graphs if graph in kept]
         for graph in file.graphs:
             # Places of tensors are in the metadata of an arena, too.
@@ -106,9 +106,9 @@ def _chosen_metadata(file: Contents, metadata: object) -> list[str]:
 
 def _dead_ops(graph: LiteGraph) -> set[LiteOp]:
     """Return the ops that no output needs and that change no state."""
-    effects = [op for op in graph.ops if state.has_effect(op)]
-    read = (*graph.outputs, *(t for op in effects for t in op.reads))
-    return {*graph.ops} - {*effects, *looking.behind(read)}
+    lasting = [op for op in graph.ops if effects.has_effect(op)]
+    read = (*graph.outputs, *(t for op in lasting for t in op.reads))
+    return {*graph.ops} - {*lasting, *looking.behind(read)}
 
 
 def share_buffers(file: Contents) -> None:

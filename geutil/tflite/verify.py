@@ -26,11 +26,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from geutil.errors import TFLiteError, VerificationError
-from geutil.tflite import state
+from geutil.tflite import effects
 from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import of_blocks
 from geutil.tflite.kinds import KINDS, MANY, OTHER
 from geutil.tflite.parts import Contents, LiteOp, LiteTensor
+from geutil.tflite.scales import (
+    BIASED,
+    FIXED_SCALE,
+    ONE_SCALE,
+    STEPPED,
+    faults_of_steps,
+    one_step,
+)
 from geutil.tflite.schema import (
     DTYPES,
     PACKED_BITS,
@@ -39,14 +47,6 @@ from geutil.tflite.schema import (
     type_numbers,
 )
 from geutil.tflite.shapes import output_shapes, output_types
-from geutil.tflite.steps import (
-    BIASED,
-    FIXED_SCALE,
-    ONE_SCALE,
-    STEPPED,
-    faults_of_steps,
-    one_step,
-)
 
 
 def _kind(op: LiteOp) -> Iterator[str]:
@@ -81,19 +81,14 @@ def _count(op: LiteOp) -> Iterator[str]:
 
 def _calls(op: LiteOp) -> Iterator[str]:
     """Yield the ends of called subgraphs that do not fit the tensors of an op."""
-    handed = op.inputs[1:] if op.kind == "IF" else op.inputs
     condition = op.inputs[0] if op.kind == "IF" and op.inputs else None
     if condition is not None and condition.dtype != "bool":
         yield f"goes by {condition!r}, which is no bool"
-    for place, graph in enumerate(op.subgraphs):
-        ends = [(handed, graph.inputs, "inputs")]
-        # The condition of a loop gives a truth value, and not the tensors of the loop.
-        if op.kind == "IF" or place:
-            ends.append((op.outputs, graph.outputs, "outputs"))
-        for own, its, word in ends:
-            types = [[t.dtype for t in tensors if t] for tensors in (own, its)]
-            if types[0] != types[1]:
-                yield f"has {types[0]} for the {word} {types[1]} of {graph!r}"
+    for handed, graph, word in effects.calls(op):
+        ends = handed, getattr(graph, word)
+        own, its = ([t.dtype for t in tensors if t] for tensors in ends)
+        if own != its:
+            yield f"has {own} for the {word} {its} of {graph!r}"
 
 
 def _types(op: LiteOp) -> Iterator[str]:
@@ -113,7 +108,7 @@ def _types(op: LiteOp) -> Iterator[str]:
     for one in op.inputs[kind.data :] if kind.is_alike else ():
         if one is not None and data is not None and one.dtype != data.dtype:
             yield f"reads {data!r} and {one!r}, and its kernel takes one type"
-    if kind.most is not None and op.kind not in state.TAKE_HANDLES:
+    if kind.most is not None and op.kind not in effects.TAKE_HANDLES:
         for t in op.reads:
             if t.dtype in ("resource", "variant") and not op.subgraphs:
                 yield f"cannot read {t!r}, which is a handle"
@@ -408,10 +403,10 @@ def _check_signatures(file: Contents) -> Check:
 
 def _check_variables(file: Contents) -> Check:
     """Yield variables with values or makers, and reads of handles that nothing sets."""
-    written: set[state.Resource] = set()
+    written: set[effects.Resource] = set()
     for op in file.ops:
-        if op.kind in state.WRITERS:
-            written |= state.resources(op)
+        if op.kind in effects.WRITERS:
+            written |= effects.resources(op)
         for t in op.outputs:
             if t.is_variable:
                 yield op, f"makes {t!r}, which is a variable"
@@ -420,7 +415,7 @@ def _check_variables(file: Contents) -> Check:
             yield t, "is a variable, and has values in the file, which none begins with"
     for op in file.ops:
         if op.kind == "READ_VARIABLE":
-            about = {one for one in state.resources(op) if one[0] == "VAR_HANDLE"}
+            about = {one for one in effects.resources(op) if one[0] == "VAR_HANDLE"}
             if about and not about & written:
                 yield op, "reads a variable that no op of the file sets"
 

@@ -86,7 +86,7 @@ class TransformState:
 
     @property
     def same_graph(self) -> bool:
-        """Whether source and destination are one graph."""
+        """True if source and destination are one graph."""
         return self.graph is self.graph_
 
     def new_name(self, name: str) -> str:

@@ -16,9 +16,9 @@ from tensorflow.core.framework import op_def_pb2
 from tensorflow.python.client import pywrap_tf_session
 
 from geutil import model, tflite
-from geutil.capabilities import graph_scan, op_table, saved_models, scan
+from geutil.capabilities import graph_scan, power_kinds, saved_models, scan
 from geutil.errors import ModelError
-from geutil.model import opening, powers
+from geutil.model import opener, powers
 from testdata.powers import FILES, HIDDEN, NOT_RUN, PREPARED, SAMPLES, save
 from tests.cli.test_guard import deadly
 from tests.processes import run_python
@@ -38,18 +38,18 @@ def registry():
 
 
 def test_every_op_of_tensorflow_is_in_the_table():
-    table = op_table.table()
+    table = power_kinds.table()
     missing = [op.name for op in registry() if op.name not in table]
     assert missing == []
     assert {entry.power for entry in table.values()} < {
-        *op_table.POWERS,
-        *op_table.HARMLESS,
+        *power_kinds.POWERS,
+        *power_kinds.HARMLESS,
     }
     assert all(entry.evidence for entry in table.values())
 
 
 def test_what_calls_functions_is_known():
-    table = op_table.table()
+    table = power_kinds.table()
     for op in registry():
         called = {a.name for a in op.attr if a.type in ("func", "list(func)")}
         assert set(table[op.name].functions) == called, op.name
@@ -71,15 +71,15 @@ NO_FILE = {
 
 
 def test_what_takes_the_name_of_a_file_or_an_address_is_not_harmless():
-    table = op_table.table()
+    table = power_kinds.table()
     for op in registry():
         named = {a.name for a in (*op.attr, *op.input_arg)} - {"is_files"}
         if any(map(NAMES_A_FILE.fullmatch, named)) and op.name not in NO_FILE:
-            assert table[op.name].power not in op_table.HARMLESS, op.name
+            assert table[op.name].power not in power_kinds.HARMLESS, op.name
 
 
 def test_what_has_state_says_why_it_only_computes():
-    table = op_table.table()
+    table = power_kinds.table()
     for op in registry():
         if op.is_stateful:
             assert table[op.name].evidence != "stateless", op.name
@@ -318,7 +318,7 @@ def test_what_sets_a_variable_stays(tmp_path, marker):
 
 def test_a_file_that_ends_the_process_is_refused(tmp_path, monkeypatch):
     forking = SimpleNamespace(run=lambda command, **_: run_python(*command[1:]))
-    monkeypatch.setattr(opening, "subprocess", forking)
+    monkeypatch.setattr(opener, "subprocess", forking)
     with pytest.raises(ModelError, match=r"ends the process that opens it \(SIGABRT\)"):
         model.open(deadly(tmp_path / "a.pb"), isolated=True)
     whole = model.open("testdata/two_signatures", signature="encode", isolated=True)

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from geutil.cli.app import app
+from geutil.cli.commands import app
 from geutil.cli.main import run
 
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from geutil.cli import main
-from geutil.cli.app import app
+from geutil.cli.commands import app
 from tests import tflite_files
 from tests.cli.processes import environment
 from tests.settings import needs_eager
@@ -130,7 +130,7 @@ diff mixed.tflite mixed.tflite --html both.html
 LOOKS_AT_FILES = 6
 CODE = """
 import sys
-from geutil.cli.app import app
+from geutil.cli.commands import app
 from geutil.cli.main import run
 for line in sys.argv[1].split("\\n"):
     try:

@@ -14,9 +14,9 @@ import pytest
 import tensorflow as tf
 
 from geutil import model
-from geutil.cli.app import app
+from geutil.cli.commands import app
+from geutil.cli.main import VOCABULARY
 from geutil.cli.output import cut_in_middle
-from geutil.cli.wording import VOCABULARY
 from geutil.errors import ModelError, Words, spoken_with
 from tests import tflite_files
 from tests.cli.processes import environment
@@ -295,7 +295,7 @@ def test_wrong_use_points_to_the_help_of_the_command(geutil):
 
 WITHOUT_TENSORFLOW = """
 import contextlib, io, json, os, sys, time
-from geutil.cli.app import app
+from geutil.cli.commands import app
 from geutil.cli.main import run
 
 class Nowhere:

@@ -85,7 +85,7 @@ class Shell:
 
 def _run(arguments: list[str], folder: str) -> dict[str, Any]:
     """Run the command in this process, in a folder."""
-    from geutil.cli.app import app
+    from geutil.cli.commands import app
     from geutil.cli.main import run
 
     out, err = io.StringIO(), io.StringIO()

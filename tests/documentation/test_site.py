@@ -81,7 +81,7 @@ def test_every_error_is_in_the_reference(documented):
 def test_every_option_of_every_command_is_in_the_reference(site):
     import typer
 
-    from geutil.cli.app import app
+    from geutil.cli.commands import app
 
     page = (site / "reference" / "commands" / "index.html").read_text()
     group = typer.main.get_command(app)

@@ -24,14 +24,14 @@ from hypothesis import strategies as st
 
 from geutil import model
 from geutil.cli import batch_child
-from geutil.cli.app import app
+from geutil.cli.commands import app
 from geutil.cli.main import run
 from geutil.errors import ArgumentTypeError, GeutilError, ModelError
 from geutil.formats import format_by_name
-from geutil.jobs import executors, model_job, processes, sources, steps
+from geutil.jobs import batch_inputs, executors, model_job
 from geutil.jobs.batches import LOCK
 from geutil.model import BatchEntry, BatchReport, RayExecutor, batch
-from geutil.quantize.calibration.calibrating import BEST
+from geutil.quantize.calibration.calibration import BEST
 from geutil.quantize.calibration.observers import METHODS
 from geutil.quantize.schemes import SCHEMES
 from geutil.report.rows import rows_of
@@ -73,7 +73,7 @@ def test_steps_as_text():
             "quantize:weight_bits=4:rounding=gptq",
         ),
     ):
-        assert [str(step) for step in steps.steps_of(text)] == wanted
+        assert [str(step) for step in batch_inputs.steps_of(text)] == wanted
 
 
 def of_the_main_script(model):
@@ -94,7 +94,7 @@ def test_steps_that_are_none(monkeypatch):
         "strip:all": "has no option 'all'; its options: none",
         "fold:scope=x": "has no option 'scope'; its options: strict",
     }
-    assert not_refused(ModelError, calls_of(steps.steps_of, cases)) == {}
+    assert not_refused(ModelError, calls_of(batch_inputs.steps_of, cases)) == {}
     of_the_main_script.__module__ = of_the_main_script.__qualname__ = "__main__"
     main = sys.modules["__main__"]
     monkeypatch.setattr(main, "__main__", of_the_main_script, raising=False)
@@ -104,7 +104,7 @@ def test_steps_that_are_none(monkeypatch):
         lambda m: m: "cannot import .*it cannot be pickled",
         of_the_main_script: "defined in the main script",
     }
-    assert not_refused(ArgumentTypeError, calls_of(steps.steps_of, cases)) == {}
+    assert not_refused(ArgumentTypeError, calls_of(batch_inputs.steps_of, cases)) == {}
 
 
 def calls_of(function, messages):
@@ -126,7 +126,9 @@ def test_pipelines_that_can_work():
     ):
         for with_data, message in ((False, said), (True, said_with_data)):
             check = partial(
-                steps.check_order, steps.steps_of(text), with_data=with_data
+                batch_inputs.check_order,
+                batch_inputs.steps_of(text),
+                with_data=with_data,
             )
             if message is None:
                 check()
@@ -135,23 +137,27 @@ def test_pipelines_that_can_work():
 
 
 def test_the_tables_of_steps_agree():
-    options = steps.OPTIONS
+    options = batch_inputs.OPTIONS
     assert set(options) == set(batch_child.STEPS)
     assert set(options["tflite"]["scheme"]) == set(SCHEMES)
-    assert set(steps.SCHEMES) == {n for n, s in SCHEMES.items() if not s.is_float}
+    assert set(batch_inputs.SCHEMES) == {
+        n for n, s in SCHEMES.items() if not s.is_float
+    }
     ranged = {n for n, s in SCHEMES.items() if s.activation_bits is not None}
-    assert set(steps._RANGED) == ranged
+    assert set(batch_inputs._RANGED) == ranged
     assert set(options["quantize"]["method"]) == {BEST, *METHODS}
 
 
 def test_the_source_of_a_function_is_a_part_of_its_identity(monkeypatch):
-    (one,) = steps.steps_of(batch_steps.number)
-    monkeypatch.setattr(steps.inspect, "getsource", lambda function: "another one")
-    (other,) = steps.steps_of(batch_steps.number)
+    (one,) = batch_inputs.steps_of(batch_steps.number)
+    monkeypatch.setattr(
+        batch_inputs.inspect, "getsource", lambda function: "another one"
+    )
+    (other,) = batch_inputs.steps_of(batch_steps.number)
     assert one.pickled == other.pickled
     assert one.identity != other.identity
-    (bound,) = steps.steps_of(partial(batch_steps.fault, marker="x"))
-    (other,) = steps.steps_of(partial(batch_steps.fault, marker="y"))
+    (bound,) = batch_inputs.steps_of(partial(batch_steps.fault, marker="x"))
+    (other,) = batch_inputs.steps_of(partial(batch_steps.fault, marker="y"))
     assert bound.identity != other.identity
 
 
@@ -161,7 +167,7 @@ def test_the_source_of_a_function_is_a_part_of_its_identity(monkeypatch):
 def found(*paths, leave_out="nowhere"):
     return {
         source.name: source.why_not
-        for source in sources.sources_of(list(paths), Path(leave_out))
+        for source in batch_inputs.sources_of(list(paths), Path(leave_out))
     }
 
 
@@ -197,15 +203,15 @@ def test_patterns_and_lists(tree):
     assert found(tree / "e.txt") == {"e": ""}
     for paths in ("nowhere", "nowhere/*.pb", []):
         with pytest.raises(ModelError, match="there is nothing at"):
-            sources.sources_of(paths, Path("out"))
+            batch_inputs.sources_of(paths, Path("out"))
     for paths in (3, [3]):
         with pytest.raises(ArgumentTypeError):
-            sources.sources_of(paths, Path("out"))
+            batch_inputs.sources_of(paths, Path("out"))
 
 
 def test_data_for_each_model_or_for_all(tree):
-    models = sources.sources_of(tree / "b", Path("out"))
-    of = partial(sources.data_of, sources=models)
+    models = batch_inputs.sources_of(tree / "b", Path("out"))
+    of = partial(batch_inputs.data_of, sources=models)
     assert of(None) == {}
     assert of("random")["c"].drawn
     assert of(batch_steps.drawn_data)["c"].pickled
@@ -215,9 +221,9 @@ def test_data_for_each_model_or_for_all(tree):
     (data / "c.npz").write_bytes(b"")
     assert of(data)["c"].path == data / "c.npz"
     # A model that a folder has nothing for gets nothing of the others.
-    both = sources.sources_of([tree / "b", tree / "d.pbtxt"], Path("out"))
+    both = batch_inputs.sources_of([tree / "b", tree / "d.pbtxt"], Path("out"))
     (data / "d.npz").write_bytes(b"")
-    told = sources.data_of(data, both)
+    told = batch_inputs.data_of(data, both)
     assert told["b/c"] is None
     assert told["d"].path == data / "d.npz"
     with pytest.raises(ModelError, match="there is no data at"):
@@ -385,7 +391,7 @@ SUFFIXES = st.sampled_from([".pb", ".h5", ".keras", ".b.pb", ".pb.keras", ".pb.p
 def test_the_folder_of_one_model_is_not_in_that_of_another(paths):
     # No file is a folder, too.
     files = [path for path in paths if not any(path in p.parents for p in paths)]
-    names = sources._names(sorted(files))
+    names = batch_inputs._names(sorted(files))
     places = [Path(name) for name in names.values()]
     assert len(set(places)) == len(files)
     assert not any(one in other.parents for one in places for other in places)
@@ -411,7 +417,7 @@ def test_reports_that_are_none(tmp_path):
 @pytest.fixture(scope="module")
 def server():
     """Return a stand-in for servers of processes, behind which there is one for all."""
-    one = processes.ForkServer()
+    one = model_job.ForkServer()
     yield lambda: SimpleNamespace(address=one.address, close=lambda: None)
     one.close()
 
@@ -448,7 +454,7 @@ TIMEOUT = 3600.0
 def pass_time_for_what_hangs(patch, marker):
     """Let the clock of the thread that watches the hanging process go far ahead."""
     thread = threading.local()
-    wait = processes.ForkedProcess.wait
+    wait = model_job.ForkedProcess.wait
 
     def wait_and_pass_time(process, seconds):
         wait(process, seconds)
@@ -458,7 +464,7 @@ def pass_time_for_what_hangs(patch, marker):
     def monotonic():
         return time.monotonic() + getattr(thread, "ahead", 0.0)
 
-    patch.setattr(processes.ForkedProcess, "wait", wait_and_pass_time)
+    patch.setattr(model_job.ForkedProcess, "wait", wait_and_pass_time)
     patch.setattr(model_job, "time", SimpleNamespace(monotonic=monotonic))
 
 
@@ -608,7 +614,7 @@ def test_where_no_process_forks_there_is_no_server(three, monkeypatch):
     monkeypatch.setattr(executors, "ForkServer", lambda: server)
     # What no server does is noted.
     for platform, reason in (("linux", "by a server"), ("darwin", "without a server")):
-        monkeypatch.setattr(processes, "sys", SimpleNamespace(platform=platform))
+        monkeypatch.setattr(model_job, "sys", SimpleNamespace(platform=platform))
         report = plan(three, None, output=platform)
         assert [entry.reason for entry in report.entries] == [reason] * 3
 
@@ -636,7 +642,7 @@ def test_a_server_with_threads_does_not_fork(tmp_path):
     address = str(tmp_path / "address")
     code = (
         "import pathlib, socket, sys, threading, time\n"
-        "from geutil.jobs.processes import serve\n"
+        "from geutil.jobs.model_job import serve\n"
         "threading.Thread(target=time.sleep, args=[600], daemon=True).start()\n"
         "serve(socket.socket(fileno=int(sys.argv[1])), print)\n"
     )
@@ -651,17 +657,17 @@ def test_a_server_with_threads_does_not_fork(tmp_path):
             pass_fds=[number],
         )
     with pytest.raises(ConnectionError, match="does not fork"):
-        processes.ForkedProcess(tmp_path, address)
+        model_job.ForkedProcess(tmp_path, address)
     server.stdin.close()
     assert server.wait() == 0
     with pytest.raises(OSError):
-        processes.ForkedProcess(tmp_path, str(tmp_path / "nothing"))
+        model_job.ForkedProcess(tmp_path, str(tmp_path / "nothing"))
 
 
 @pytest.mark.usefixtures("one_server")
 def test_a_users_processes_one_of_which_is_killed(tmp_path, monkeypatch):
     # Its workers are forks, so this is theirs, too.
-    monkeypatch.setattr(processes, "CHILD", light_child.__name__)
+    monkeypatch.setattr(model_job, "CHILD", light_child.__name__)
     step, marker = killing(tmp_path / "in", 2)
     with ProcessPoolExecutor(1) as executor:
         report = batch(tmp_path / "in", step, tmp_path / "out", executor=executor)
@@ -769,7 +775,7 @@ def test_entries_as_text():
 @pytest.mark.usefixtures("one_server")
 def test_a_server_of_processes_that_is_killed(tmp_path, monkeypatch):
     # It is the last test here: the server is that of the others.
-    monkeypatch.setattr(processes, "CHILD", light_child.__name__)
+    monkeypatch.setattr(model_job, "CHILD", light_child.__name__)
     step, marker = killing(tmp_path / "in", 1)
     report = batch(tmp_path / "in", step, tmp_path / "out", workers=1)
     check_killed(report, marker, 1)

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from geutil import model
-from geutil.model.random_samples import bounds_of_indices, random_inputs
+from geutil.model.comparison import bounds_of_indices, random_inputs
 from geutil.select.networks.outputs import difference
 from tests.model.refusal_tables import not_refused
 from tests.thorough import examples

@@ -13,7 +13,7 @@ from geutil import model
 from tests.interpreter import new_interpreter
 from tests.model.frozen_samples import FLOATS, SAMPLES, floats, optimizer_off, variable
 from tests.model.refusal_tables import not_refused
-from tests.model.test_freezing import assert_same, run
+from tests.model.test_frozen_variables import assert_same, run
 from tests.thorough import crossed
 
 SUFFIXES = {"graph_def": "pb", "pbtxt": "pbtxt"}

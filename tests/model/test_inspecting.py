@@ -18,8 +18,8 @@ from geutil.errors import ModelError
 from geutil.graph.protos import DATA_TYPES, SavedModel
 from geutil.model import inspect
 from geutil.model import open as open_model
-from geutil.model.files import checkpoint_index, wire
-from geutil.model.files.reading import read_graph_def, read_saved_model
+from geutil.model.files import proto_files, wire
+from geutil.model.files.proto_files import read_graph_def, read_saved_model
 from tests.model.refusal_tables import not_refused
 from tests.processes import forked
 
@@ -176,7 +176,7 @@ def test_an_index_is_read_as_tensorflow_does(tmp_path):
     reader = tf.train.load_checkpoint(prefix)
     shapes = reader.get_variable_to_shape_map()
     dtypes = reader.get_variable_to_dtype_map()
-    found = checkpoint_index.entries(Path(prefix))
+    found = proto_files.entries(Path(prefix))
     assert [(e.name, e.dtype, list(e.shape)) for e in found] == [
         (name, dtypes[name].name, shapes[name]) for name in sorted(shapes)
     ]

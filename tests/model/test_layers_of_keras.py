@@ -9,7 +9,7 @@ from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ModelError, QuantizeError, SelectionError
 from geutil.gradients import gradients, last_report
-from geutil.model.strip.report import Stripped
+from geutil.model.strip.strip_report import Stripped
 from geutil.quantize import quantize
 from geutil.select import names
 from tests.settings import needs_eager

@@ -34,7 +34,7 @@ Model.save(self, path: str | Path, format: str = saved_model, *, overwrite: bool
     False, select_tf_ops: bool = False) -> Path
 Model.cut(self, inputs: Selection | None = None, outputs: Selection | None = None, *,
     signature: str | None = None) -> Model
-Model.splice(self, other: Model, replaced: joining.Links, feeds: joining.Links = (), *,
+Model.splice(self, other: Model, replaced: Links, feeds: Links = (), *,
     scope: str = spliced, signature: str | None = None) -> Model
 Model.join(self, other: Model, inputs: Mapping[str, str] | Iterable[str] = (), *,
     scope: str = joined, signature: str | None = None) -> Model

@@ -7,7 +7,7 @@ import tensorflow as tf
 from google.protobuf import text_format
 
 from geutil.errors import ModelError
-from geutil.model.files.reading import read_graph_def, read_saved_model
+from geutil.model.files.proto_files import read_graph_def, read_saved_model
 from geutil.model.files.validation import check_graph_def
 from tests.model.samples import frozen_graph_def
 from tests.settings import control_flow

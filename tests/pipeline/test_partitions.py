@@ -15,7 +15,7 @@ from geutil.errors import (
     TransformError,
 )
 from geutil.gradients import pipelined
-from geutil.pipeline.stages import StageMemory
+from geutil.pipeline.stage_memory import StageMemory
 from geutil.select import get_backward_walk_ops
 from geutil.transform import Partition, PartitionStage, partition, place
 from tests.gradients.networks import small_step, trace_forward

@@ -14,7 +14,7 @@ import geutil as ge
 from geutil import model, tflite
 from geutil.errors import QuantizeError
 from geutil.quantize import calibrate, compare_int8, quantize, to_tflite
-from geutil.quantize.int8.running import Runner
+from geutil.quantize.tflite.runner import Runner
 from tests.interpreter import has_floats
 from tests.thorough import is_quick
 

@@ -18,15 +18,14 @@ from geutil.quantize import (
     to_int8,
     to_tflite,
 )
-from geutil.quantize.int8 import block_weights
-from geutil.quantize.int8.block_weights import (
+from geutil.quantize.planning.network import quantized_value
+from geutil.quantize.spec import Format
+from geutil.quantize.tflite.deployment import converted, deployed
+from geutil.quantize.tflite.stored_weights import (
     block_matrices,
     check_all_found,
     store_in_blocks,
 )
-from geutil.quantize.int8.converting import converted, deployed
-from geutil.quantize.planning.network import quantized_value
-from geutil.quantize.spec import Format
 from geutil.tflite import LiteOp
 from tests.interpreter import new_interpreter
 from tests.quantize.converted import Together, decibels, opened, refused, spec
@@ -451,7 +450,7 @@ def test_refusals():
 
 def test_runtimes_that_do_not_know_blocks_or_compute_wrong_numbers():
     m, _ = dense_file()
-    place = "geutil.quantize.int8.block_weights"
+    place = "geutil.quantize.tflite.stored_weights"
     for name, version in (("LiteRT", (2, 0)), ("TensorFlow Lite", (2, 20))):
         with (
             mock.patch(f"{place}.runtime_name", lambda name=name: name),
@@ -462,7 +461,7 @@ def test_runtimes_that_do_not_know_blocks_or_compute_wrong_numbers():
         (call,) = warning.call_args_list
         told = call.args[0] % call.args[1:]
         assert "may make wrong numbers of weights in blocks" in told
-    with mock.patch.object(block_weights, "knows_blocks", lambda: False):
+    with mock.patch(f"{place}.knows_blocks", lambda: False):
         refused(lambda: to_tflite(m), "dense/weights_quant", "geutil[litert]")
 
 

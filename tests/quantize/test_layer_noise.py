@@ -12,7 +12,7 @@ from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import QuantizeError
 from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8, to_tflite
-from geutil.quantize.int8.layer_noise import LayerNoise, _ratio, layer_lines, noisiest
+from geutil.quantize.tflite.layer_noise import LayerNoise, _ratio, layer_lines, noisiest
 from tests.quantize.converted import both_results, opened, spec
 from tests.quantize.kernelwise import ran
 from tests.quantize.small_networks import normal, prepared, separable

@@ -15,13 +15,29 @@ from tests.interpreter import new_interpreter
 from tests.quantize.small_networks import normal, prepared
 from tests.settings import needs_eager
 from tests.tflite.declared import buffer_of
-from tests.tflite.test_state import converted, moved
+from tests.tflite_files import unpacked
 
 pytestmark = needs_eager
 RUNTIMES = ("litert", "reference", "micro")
 VARIABLES = ("READ_VARIABLE", "ASSIGN_VARIABLE")
 STATEFUL = ("CALL_ONCE", "VAR_HANDLE", *VARIABLES)
 ROW = tf.TensorSpec([1, 64], name="x")
+
+
+def converted(compute, *specs, variables=None):
+    function = tf.function(compute, input_signature=specs)
+    concrete = function.get_concrete_function()
+    converter = tf.lite.TFLiteConverter.from_concrete_functions([concrete], variables)
+    converter.experimental_enable_resource_variables = variables is not None
+    return converter.convert()
+
+
+def ops_by_names(blob):
+    """Return the ops of a file, and the names of what they read and make."""
+    return [
+        (op.kind, [t.name for t in op.reads], [t.name for t in op.outputs])
+        for op in tflite.open(blob).ops
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +88,8 @@ def shuffled(blob, seed):
         ready = [i for i in needs if i not in done and needs[i] <= done]
         order.append(chance.choice(ready))
         done.add(order[-1])
-    return moved(blob, order), order
+    graph.set_ops([graph.ops[i] for i in order])
+    return file.to_bytes(), order
 
 
 def test_the_interpreter_plans_what_is_computed_in_any_order():
@@ -100,12 +117,17 @@ def test_a_smaller_arena_and_the_same_results(irregular, runtime):
     assert found.arena_after < 0.9 * found.arena_before
     assert found.lower_bound <= found.arena_after
     assert same_results(drawn, found.blob)
+    # Nothing but the order of the ops is another.
+    (graph,) = found.subgraphs
+    ops = ops_by_names(drawn)
+    assert ops_by_names(found.blob) == [ops[i] for i in graph.order]
+    tensors = [unpacked(blob).subgraphs[0].tensors for blob in (drawn, found.blob)]
+    assert [t.name for t in tensors[0]] == [t.name for t in tensors[1]]
     if found.runtime != "micro":
         is_reference = runtime == "reference"
         assert found.arena_before == arena_bytes(drawn, reference=is_reference)
         assert found.arena_after == arena_bytes(found.blob, reference=is_reference)
     if runtime is None:
-        (graph,) = found.subgraphs
         for each in RUNTIMES:
             assert graph.arenas_after[each] <= graph.arenas_before[each]
 
@@ -169,14 +191,18 @@ def test_the_body_of_a_loop_is_reordered():
 
 
 def test_chains_sizes_that_are_not_known_and_counted_ops_leave_the_order(irregular):
-    file = tflite.open(irregular)
-    file.metadata["OfflineMemoryAllocation"] = buffer_of(b"")
+    tied = {}
+    for name in ("OfflineMemoryAllocation", "model_control_dependencies"):
+        file = tflite.open(irregular)
+        file.metadata[name] = buffer_of(b"")
+        tied[name] = file.to_bytes()
     chain = converted(lambda x: tf.cos(tf.exp(x)) * 2.0, ROW)
     unknown = converted(lambda x: tf.reshape(x[x > 0], [-1, 1]) * 2.0, ROW)
     for blob, reason in [
         (chain, "no order that was found has a smaller arena"),
         (unknown, "known only when the file runs"),
-        (file.to_bytes(), "was planned for these ops"),
+        (tied["OfflineMemoryAllocation"], "was planned for these ops"),
+        (tied["model_control_dependencies"], "ties ops by their places"),
     ]:
         found = least_memory_order(blob)
         assert found.blob == blob

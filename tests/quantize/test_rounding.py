@@ -16,8 +16,8 @@ from geutil.quantize.calibration.ranges import find_sites
 from geutil.quantize.planning.network import Network
 from geutil.quantize.rounding import rounding, solvers
 from geutil.quantize.rounding.layer_rows import rows_of
+from geutil.quantize.rounding.layer_runs import Stages
 from geutil.quantize.rounding.solvers import Grid
-from geutil.quantize.rounding.stages import Stages
 from geutil.quantize.rounding.targets import Target, find_targets
 from geutil.quantize.spec import Range
 from tests.quantize.converted import both_results, opened, spec

@@ -18,8 +18,8 @@ from geutil.quantize import (
     to_int8,
     to_tflite,
 )
-from geutil.quantize.int8 import converting
 from geutil.quantize.schemes import SCHEMES
+from geutil.quantize.tflite import deployment
 from tests.batchnorm.calibrated import with_calibrated_norms
 from tests.quantize.converted import (
     Together,
@@ -403,7 +403,7 @@ def test_files_in_the_order_of_least_memory(caplog):
 
 
 def test_layers_whose_weights_are_lost_are_told(monkeypatch, caplog):
-    monkeypatch.setattr(converting, "part_weights", lambda graph: None)
+    monkeypatch.setattr(deployment, "part_weights", lambda graph: None)
     Together({"shared": sharing(conv, normal(3, 3, 4, 4))}, scheme="weight_only_int8")
     reason = "computes in float: the converter stores its weights in float"
     told = [r.message for r in caplog.records if reason in r.message]

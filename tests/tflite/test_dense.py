@@ -6,8 +6,15 @@ import pytest
 from geutil import tflite
 from geutil.errors import TFLiteError
 from geutil.tflite import LiteTensor
-from geutil.tflite.dense import dense
 from tests.interpreter import schema
+
+
+def dense(tensor):
+    """Return the array of a constant of a file, as its numbers."""
+    file = tflite.LiteFile()
+    file.add_input("x", "float32", [1])
+    file.graphs[0].add_tensor(tensor)
+    return file.constants[tensor.name]
 
 
 def _sparse(shape, order, blocks, levels, values):
@@ -78,16 +85,20 @@ def test_what_does_not_fit_together_is_refused():
         dense(_sparse([4, 4], [0], [], [4], [1, 2, 3, 4]))
 
 
-def test_strings_are_told_apart():
-    tensor = LiteTensor("words", "string", [2])
+def test_strings_and_constants_without_elements_are_those_of_the_model():
+    words = LiteTensor("words", "string", [2])
     ends = np.int32([2, 16, 19, 20]).tobytes()
-    tensor.buffer = type(tensor.buffer)(np.frombuffer(ends + b"onet", np.uint8))
-    assert dense(tensor).tolist() == [b"one", b"t"]
-
-
-def test_no_value_is_one_of_no_elements():
-    assert dense(LiteTensor("shape", "int32", [0])).shape == (0,)
-    assert dense(LiteTensor("computed", "int32", [2])) is None
+    words.buffer = type(words.buffer)(np.frombuffer(ends + b"onet", np.uint8))
+    file = tflite.LiteFile()
+    place = file.add_input("place", "int32", [1])
+    file.graphs[0].add_tensor(words)
+    file.graphs[0].add_tensor(nothing := LiteTensor("shape", "int32", [0]))
+    word = file.add("GATHER", [words, place], name="word")
+    one = file.add("RESHAPE", [place, nothing], name="one", shape=())
+    file.set_outputs([word, one])
+    found = file.to_model().run(place=[1])
+    assert found["word"].tolist() == [b"t"]
+    assert found["one"].shape == ()
 
 
 def test_a_constant_that_a_kernel_fills_in_is_not_written():

@@ -6,8 +6,6 @@ import tensorflow as tf
 
 from geutil import model, tflite
 from geutil.quantize import calibrate, quantize, to_tflite
-from geutil.tflite.precision import SlowOps, slow_ops
-from geutil.tflite.schema import kind_names
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -43,8 +41,8 @@ SLOW = {
 
 
 @pytest.mark.parametrize("scheme", SLOW)
-def test_slow_ops_are_told_by_scheme(scheme, caplog):
-    told = slow_ops(tflite.open(file_of(scheme)))
+def test_slow_ops_are_told_by_scheme(scheme, caplog, tmp_path):
+    told = slow_ops(tflite.open(file_of(scheme)), tmp_path)
     assert {slow.kind: slow.count for slow in told} == SLOW[scheme]
     assert [slow.times for slow in told] == sorted(
         (slow.times for slow in told), reverse=True
@@ -54,19 +52,43 @@ def test_slow_ops_are_told_by_scheme(scheme, caplog):
     assert ("slow on CPUs" in caplog.text) is bool(told)
 
 
-def test_depthwise_weights_in_4_bits_and_rounded_data_are_slow():
+def slow_ops(file, folder):
+    return model.inspect(file.save(folder / "m.tflite", overwrite=True)).slow_ops
+
+
+def test_depthwise_weights_in_4_bits_and_rounded_data_are_slow(tmp_path):
     """No file of geutil's has them."""
     file = tflite.open(file_of("int8x4"))
     (depthwise,) = (op for op in file.ops if op.kind == "DEPTHWISE_CONV_2D")
     weights = depthwise.inputs[1]
     weights.store(weights.value // 16, "int4")
-    (slow,) = slow_ops(tflite.open(file.to_bytes()))
-    assert slow == SlowOps("DEPTHWISE_CONV_2D", "int8 with int4 weights", 1, slow.times)
+    (slow,) = slow_ops(file, tmp_path)
+    assert (slow.kind, slow.count) == ("DEPTHWISE_CONV_2D", 1)
+    assert slow.computes_in == "int8 with int4 weights"
     assert str(slow).startswith("1 DEPTHWISE_CONV_2D in int8 with int4 weights, about")
 
 
-def test_the_table_names_kinds_that_exist():
-    from geutil.tflite.precision import _TIMES
+PLAIN_LOOPS = {
+    "int8": "BATCH_MATMUL RELU RELU6 RSQRT",
+    "int16": """
+        AVERAGE_POOL_2D BATCH_MATMUL CONV_2D DEPTHWISE_CONV_2D LEAKY_RELU LOGISTIC
+        MAX_POOL_2D MEAN RELU RELU6 RESIZE_BILINEAR SOFTMAX STRIDED_SLICE TANH
+        TRANSPOSE_CONV
+    """,
+}
 
-    assert {kind for kind, _ in _TIMES} <= set(kind_names().values())
-    assert min(_TIMES.values()) >= 4
+
+@pytest.mark.parametrize("dtype", PLAIN_LOOPS)
+def test_every_kind_with_a_slow_kernel_is_told(dtype, tmp_path):
+    file = tflite.LiteFile()
+    steps = tflite.Quantization((0.5,))
+    x = file.add_input("x", dtype, [1, 4, 4, 4], quantization=steps)
+    kinds = PLAIN_LOOPS[dtype].split()
+    for kind in (*kinds, "ADD", "RESHAPE"):
+        made = tflite.LiteTensor(kind, dtype, [1, 4, 4, 4], steps)
+        options = {"LEAKY_RELU": {"alpha": 0.5}, "SOFTMAX": {"beta": 1.0}}.get(kind, {})
+        file.add(kind, [x], outputs=[made], **options)
+    file.set_outputs([x])
+    told = slow_ops(file, tmp_path)
+    assert {slow.kind: slow.count for slow in told} == dict.fromkeys(kinds, 1)
+    assert min(slow.times for slow in told) >= 4

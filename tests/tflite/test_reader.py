@@ -9,7 +9,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from geutil import tflite
-from geutil.tflite.names import UniqueNames, file_names, op_names, spellings
+from geutil.tflite.op_names import UniqueNames, file_names, op_names, spellings
 from geutil.tflite.precision import has_floats, precision_of, stored_bytes
 from tests import tflite_files
 from tests.interpreter import new_interpreter, schema

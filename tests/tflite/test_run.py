@@ -7,9 +7,8 @@ import sys
 import numpy as np
 import pytest
 
-from geutil import tflite
-from geutil.tflite.run import new_interpreter
 from tests import tflite_files
+from tests.interpreter import new_interpreter
 from tests.processes import run_python
 from tests.settings import needs_eager
 
@@ -92,17 +91,3 @@ def test_a_file_is_read_without_tensorflow(tmp_path, road):
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["1 TFLite", "5 TFLite", "1 TFLite", "[]"]
-
-
-def test_tensors_are_kept_on_request():
-    blob = tflite_files.floats().blob
-    interpreter = new_interpreter(blob, keep_tensors=True)
-    interpreter.allocate_tensors()
-    (entry,) = interpreter.get_input_details()
-    interpreter.set_tensor(entry["index"], tflite_files.IMAGE)
-    interpreter.invoke()
-    main = tflite.open(blob).graphs[0]
-    made = [tensor for op in main.ops for tensor in op.outputs]
-    relu = main.tensors.index(next(t for t in made if "Relu6" in t.name))
-    assert 0 < interpreter.get_tensor(relu).max() <= 6.0
-    assert interpreter.get_tensor(relu).min() == 0.0

@@ -88,7 +88,7 @@ class Product(NamedTuple):
     k: int
     # The bytes of an element.
     each: int = 4
-    # Whether the left and the right operand (the second and the first one of a MatMul)
+    # True where the left and the right operand (the second and the first of a MatMul)
     # lie in memory as Eigen would pack them, but for the gaps.
     plain: tuple[bool, bool] = (False, False)
 

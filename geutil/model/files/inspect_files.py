@@ -14,7 +14,7 @@ from typing import Any
 from geutil.errors import ModelError
 from geutil.formats import is_tflite_file
 from geutil.graph.op_types import CALLS
-from geutil.model.files import checkpoint_index, keras_files, reading, wire
+from geutil.model.files import keras_files, proto_files, wire
 from geutil.model.files.inspection import (
     FunctionInfo,
     Inspection,
@@ -22,7 +22,7 @@ from geutil.model.files.inspection import (
     TensorInfo,
     VariableInfo,
 )
-from geutil.model.files.reading import PathLike
+from geutil.model.files.proto_files import PathLike
 from geutil.model.files.wire import GRAPH_DEF, SAVED_MODEL, Buffer, Span, message_class
 
 # Numbers of fields in the messages of graph.proto, meta_graph.proto and
@@ -52,16 +52,16 @@ def inspect_graphs(
 def _inspect_file(file: Path) -> Inspection:
     partial_inspection = Inspection(GRAPH_DEF, file, bytes_total=file.stat().st_size)
     if file.suffix in (".pbtxt", ".txt"):
-        data = reading.read_graph_def(file).SerializeToString()
+        data = proto_files.read_graph_def(file).SerializeToString()
         return _with_graph(partial_inspection, data, (0, len(data)))
     with wire.mapped(file) as buffer:
-        reading.check_binary(buffer, file, GRAPH_DEF)
+        proto_files.check_binary(buffer, file, GRAPH_DEF)
         return _told(file, _with_graph, partial_inspection, buffer, (0, len(buffer)))
 
 
 def _inspect_directory(folder: Path, tags: Iterable[str] | None) -> Inspection:
-    file = reading.saved_model_file(folder)
-    prefix = checkpoint_index.variables_prefix(folder)
+    file = proto_files.saved_model_file(folder)
+    prefix = proto_files.variables_prefix(folder)
     partial_inspection = Inspection(
         SAVED_MODEL,
         folder,
@@ -69,10 +69,10 @@ def _inspect_directory(folder: Path, tags: Iterable[str] | None) -> Inspection:
         bytes_variables=_bytes(prefix.parent.glob("*")),
     )
     if file.suffix == ".pbtxt":
-        data = reading.read_saved_model(folder).SerializeToString()
+        data = proto_files.read_saved_model(folder).SerializeToString()
         return _told(file, _with_saved_model, partial_inspection, data, tags)
     with wire.mapped(file) as buffer:
-        reading.check_binary(buffer, file, SAVED_MODEL)
+        proto_files.check_binary(buffer, file, SAVED_MODEL)
         return _told(file, _with_saved_model, partial_inspection, buffer, tags)
 
 
@@ -93,7 +93,7 @@ def _with_saved_model(
     for place in places:
         # Everything but the graph and the objects: tags, signatures, assets.
         slim.meta_graphs.append(wire.message(buffer, place, meta_graph_class, 1, 5, 6))
-    chosen = reading.select_meta_graph(slim, tags)
+    chosen = proto_files.select_meta_graph(slim, tags)
     place = next(
         place
         for place, meta_graph in zip(places, slim.meta_graphs, strict=True)
@@ -285,12 +285,12 @@ def _variables(folder: Path, buffer: Buffer, place: Span) -> tuple[VariableInfo,
         if node.HasField("variable")
         for variable in (node.variable,)
     ]
-    prefix = checkpoint_index.variables_prefix(folder)
-    if variables or not checkpoint_index.has_checkpoint(prefix):
+    prefix = proto_files.variables_prefix(folder)
+    if variables or not proto_files.has_checkpoint(prefix):
         return tuple(variables)
     return tuple(
         VariableInfo(entry.name, TensorInfo(entry.dtype, entry.shape), None)
-        for entry in checkpoint_index.entries(prefix)
+        for entry in proto_files.entries(prefix)
         if entry.name != _OBJECT_GRAPH
     )
 

@@ -19,11 +19,11 @@ from geutil.graph.keras_calls import LayerCall, calls_by_scopes
 from geutil.graph.protos import SavedModel
 from geutil.graph.resource_variables import VariableFacts, variable_facts
 from geutil.graph.types import Graph
-from geutil.model.files import checkpoint_index, reading, validation, wire
-from geutil.model.files.reading import PathLike
+from geutil.model.files import proto_files, validation, wire
+from geutil.model.files.proto_files import PathLike
 from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import holdings_of
-from geutil.model.sources import frozen_handles
+from geutil.model.sources import graph_defs
 from geutil.model.sources.graph_defs import programs_of_graph_def
 from geutil.model.sources.objects import Source, program_of_function
 
@@ -33,7 +33,7 @@ _INIT_SIGNATURES = frozenset(("__saved_model_init_op", "__saved_model_train_op")
 
 def open_saved_model(path: Path, tags: Sequence[str] | None) -> Source:
     """Return a SavedModel as a source."""
-    meta_graph = reading.select_meta_graph(reading.read_saved_model(path), tags)
+    meta_graph = proto_files.select_meta_graph(proto_files.read_saved_model(path), tags)
     what = f"SavedModel '{path}'"
     if meta_graph.object_graph_def.nodes:
         return _of_objects(path, meta_graph, what)
@@ -134,7 +134,7 @@ def _key(name: str) -> list[Any]:
 def _of_version_1(path: Path, meta_graph: Any, what: str) -> Source:
     """Return a SavedModel of version 1 as a source."""
     graph_def = meta_graph.graph_def
-    frozen = frozen_handles.insert_handles(graph_def)
+    frozen = graph_defs.insert_handles(graph_def)
     validation.check_graph_def(graph_def, what)
     signatures = {}
     for name, definition in sorted(meta_graph.signature_def.items()):
@@ -214,7 +214,7 @@ def _checkpoint_values(
 
 def open_checkpoint(prefix: Path) -> Any:
     """Check the files of a checkpoint, and open its index."""
-    index = checkpoint_index.checked_index(prefix)
+    index = proto_files.checked_index(prefix)
     try:
         return tf.train.load_checkpoint(str(prefix))
     except Exception as error:  # TensorFlow raises several kinds, RuntimeError too.
@@ -235,8 +235,8 @@ def load_saved_model(path: PathLike, tags: Iterable[str] | None = None) -> Any:
         ['decode', 'encode']
     """
     folder = Path(path)
-    saved_model = reading.read_saved_model(folder)
-    chosen = list(reading.select_meta_graph(saved_model, tags).meta_info_def.tags)
+    saved_model = proto_files.read_saved_model(folder)
+    chosen = list(proto_files.select_meta_graph(saved_model, tags).meta_info_def.tags)
     check_saved_model(saved_model, folder)
     del saved_model
     try:
@@ -253,8 +253,8 @@ def check_saved_model(saved_model: SavedModel, folder: Path) -> None:
         validation.check_graph_def(
             meta_graph.graph_def, f"'{folder}', MetaGraph '{tags}'"
         )
-    prefix = checkpoint_index.variables_prefix(folder)
-    if checkpoint_index.has_checkpoint(prefix) or any(
+    prefix = proto_files.variables_prefix(folder)
+    if proto_files.has_checkpoint(prefix) or any(
         map(_has_variables, saved_model.meta_graphs)
     ):
         open_checkpoint(prefix)

@@ -17,8 +17,7 @@ from geutil.graph.op_types import ENTERS, MERGES, RANDOM_STATE, is_random
 from geutil.graph.walks import data_inputs, node_name
 from geutil.model import programs
 from geutil.model.programs import ModelProgram
-from geutil.model.strip.report import Stripped
-from geutil.model.strip.strip_options import StripOptions
+from geutil.model.strip.strip_report import StripOptions, Stripped
 
 _SWITCHES = frozenset(("RefSwitch", "Switch", "_SwitchN"))
 

@@ -8,27 +8,22 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.errors import ModelError
+from geutil.errors import ModelError, SelectionError
 from geutil.graph.functions import bindings
 from geutil.graph.op_types import FUSED_NORMS, NORMAL_DRAWS, UNIFORM_DRAWS, is_random
-from geutil.graph.types import Operation, Tensor
+from geutil.graph.types import Operation, Tensor, as_list, is_in_scope
 from geutil.graph.walks import closure, node_name
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import ModelProgram, nodes_behind
-from geutil.model.strip import batch_norm_inference, dead_branches, side_effects
-from geutil.model.strip.batch_norm_inference import Turned
-from geutil.model.strip.report import Stripped, StripReport
+from geutil.model.strip import inference_form, side_effects
+from geutil.model.strip.inference_form import Turned
 from geutil.model.strip.side_effects import DIAGNOSTICS, PASSING, EffectKinds, Known
-from geutil.model.strip.strip_options import (
-    StripOptions,
-    checked_options,
-    keep_of,
-    program_of_parts,
-)
-from geutil.model.to_graph import GraphParts, materialize
+from geutil.model.strip.strip_report import StripOptions, Stripped, StripReport
+from geutil.model.to_graph import GraphParts, keep_of, materialize, program_of_parts
 from geutil.rewrite import Any as AnyTensor
 from geutil.rewrite import Match, Op, RewriteReport, Rule, rewrite
 from geutil.rewrite.rules.dropout import dropout_removal, noise_removal
+from geutil.select import names as layer_names
 from geutil.select.names import LayerNames
 from geutil.select.walks import get_backward_walk_ops
 
@@ -193,6 +188,65 @@ def random_ops(graph_def: Any) -> list[Stripped]:
     ]
 
 
+def checked_options(
+    model: EditableModel,
+    switches: Mapping[str, Any] | None,
+    statistics: Mapping[str, tuple[str, str]] | None,
+    keep: Iterable[Any],
+    neutral: Mapping[str, Any] | None,
+) -> StripOptions:
+    """Return the options."""
+    scopes = [scope for item in as_list(keep) for scope in _scopes(model, item)]
+    op_names = {op.name for op in model.graph.get_operations()}
+    inputs = {t.op.name for t in model.inputs.values()}
+    for name in neutral or {}:
+        if name in inputs:
+            raise ModelError(f"neutral: '{name}' is an input; pass it in switches")
+        if name not in op_names:
+            raise ModelError(
+                f"neutral: {model!r} has no op '{name}'; "
+                f"{layer_names.similar(model.graph, name)}"
+            )
+    return StripOptions(
+        dict(switches or {}),
+        _variables(model, statistics or {}),
+        tuple(scopes),
+        dict(neutral or {}),
+    )
+
+
+def _scopes(model: EditableModel, item: Any) -> tuple[str, ...]:
+    """Return the scopes of an item of `keep`: an op, a name scope, a layer."""
+    graph = model.graph
+    try:
+        scopes = layer_names.scopes_meant([graph], item, repr(model)) or ("",)
+    except SelectionError as error:
+        raise ModelError(f"keep: {error}") from error
+    if not any(is_in_scope(op.name, scopes) for op in graph.get_operations()):
+        name = str(getattr(item, "name", item))
+        raise ModelError(
+            f"keep: {model!r} has no op, name scope, or layer with ops, '{name}'; "
+            f"{layer_names.similar(graph, name)}"
+        )
+    return scopes
+
+
+def _variables(
+    model: EditableModel, statistics: Mapping[str, tuple[str, str]]
+) -> dict[str, tuple[tf.Variable, tf.Variable]]:
+    variables_by_norm = {}
+    for norm, pair in statistics.items():
+        for name in pair:
+            if name not in model.variables:
+                raise ModelError(
+                    f"statistics: {model!r} has no variable '{name}' for '{norm}'; it "
+                    f"has {list(model.variables)[:20]}"
+                )
+        mean, variance = pair
+        variables_by_norm[norm] = (model.variables[mean], model.variables[variance])
+    return variables_by_norm
+
+
 def strip_training(
     model: M,
     switches: Mapping[str, Any] | None,
@@ -207,14 +261,14 @@ def strip_training(
     program, entries = _without_switches(original, options, repr(model))
     parts = materialize(program, inline=False, what=repr(model))
     names |= {id(i): names[id(o)] for o, i in bindings(parts.graph) if id(o) in names}
-    turned = batch_norm_inference.turn_batch_norms(parts, options, names)
+    turned = inference_form.turn_batch_norms(parts, options, names)
     neutralized = set_neutral(parts, options)
     bypassed = bypass_layers(parts, options)
     bypassed.entries[:0] = neutralized.entries
     bypassed.generators += neutralized.generators
     entries += [*turned.entries, *bypassed.entries]
     program = program_of_parts(parts)
-    batch_norm_inference.write_fused(program.graph_def, turned.fused)
+    inference_form.write_fused(program.graph_def, turned.fused)
     known_effects = _known(model, parts, names, turned, bypassed)
     decision = side_effects.decide_effects(program, options, known_effects)
     named = {entry.name for entry in entries}
@@ -244,10 +298,10 @@ def _without_switches(
     program = replace(original, inputs=dict(original.inputs))
     program.graph_def = type(original.graph_def)()
     program.graph_def.CopyFrom(original.graph_def)
-    switches = dead_branches.set_switches(program, options)
+    switches = inference_form.set_switches(program, options)
     if not switches.nodes:
         return program, switches.entries
-    return dead_branches.folded(program, switches.nodes, what), switches.entries
+    return inference_form.folded(program, switches.nodes, what), switches.entries
 
 
 def _known(

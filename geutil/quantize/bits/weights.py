@@ -23,15 +23,15 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
-from geutil.quantize.bits.plan import BitOption
+from geutil.quantize.bits.bit_plan import BitOption
 from geutil.quantize.calibration.ranges import Probe, frozen, range_values, unquantized
 from geutil.quantize.calibration.trials import noise_share
 from geutil.quantize.partial_copy import Replace, values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, PRODUCTS
-from geutil.quantize.planning.network import BODIES, format_of
+from geutil.quantize.planning.network import BODIES
 from geutil.quantize.range_variables import fake_quant, range_of
 from geutil.quantize.report import QuantizeReport
-from geutil.quantize.spec import Format, Spec, check_bits
+from geutil.quantize.spec import Format, Spec, check_bits, format_of
 from geutil.select.networks.layers import LAYERS, Layer, is_by_groups, layer_of
 from geutil.select.networks.provenance import Origins
 
@@ -105,7 +105,7 @@ class ReadWeights:
 
     @property
     def is_packed(self) -> bool:
-        """Whether int8 kernels read them in 4 bits."""
+        """True if int8 kernels read them in 4 bits."""
         return all(map(_is_packed, self.layers))
 
     def stored_bytes(self, bits: int, is_packed: bool) -> int:

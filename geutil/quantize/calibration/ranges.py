@@ -16,7 +16,6 @@ from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.quantize.planning import int8_kernels, network
 from geutil.quantize.range_variables import LEARNT
 from geutil.quantize.spec import Format, Range, nudged
-from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.provenance import Origins, scalar_value
 
 Array = np.ndarray[Any, Any]
@@ -132,7 +131,7 @@ def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[RangeSite]:
     }
     origins = Origins(graph)
     site_by_handle: dict[int, RangeSite] = {}
-    for op in live_simulations(graph):
+    for op in network.live_simulations(graph):
         if len(op.inputs) != 3:
             continue
         low, high = (outside.get(variable_behind(t)) for t in op.inputs[1:])
@@ -142,7 +141,7 @@ def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[RangeSite]:
         if site is None:
             name = names.get(id(low), op.name).removesuffix(_ENDS)
             is_weights = origins.is_parameter(op.inputs[0])
-            site = RangeSite(name, low, high, _format(op), is_weights)
+            site = RangeSite(name, low, high, format_of_simulation(op), is_weights)
             site.learnt = variables.get(f"{name}/{LEARNT}")
             site_by_handle[id(low)] = site
         site.ops.append(op)
@@ -216,18 +215,16 @@ _DATA = {"Mul": (0, 1), "RealDiv": (0,)}
 """By type of op the inputs that may be multiplied by a number, which is the other."""
 
 
-def live_simulations(graph: Graph) -> list[Operation]:
-    """Return the FakeQuant ops of a graph, but for those that rewrites retired."""
-    live = Liveness(graph)
-    ops = graph.get_operations()
-    return [
-        op
-        for op in ops
-        if op.type in int8_kernels.FAKE_QUANT and not live.is_retired(op)
-    ]
+def ends_of(op: Operation, values: Mapping[Operation, Array]) -> Range:
+    """Return the ends that a FakeQuant op reads, some of them known by `values`."""
+    if len(op.inputs) == 1:
+        return Range(op.get_attr("min"), op.get_attr("max"))
+    ends = list(op.inputs)[1:]
+    return Range(*(values.get(t.op, tf.get_static_value(t)) for t in ends))
 
 
-def _format(op: Operation) -> Format:
+def format_of_simulation(op: Operation) -> Format:
+    """Return the format that a FakeQuant op simulates."""
     narrow = bool(op.get_attr("narrow_range"))
     # The op knows the last axis alone; what it reads was reshaped to have it there.
     axes = (op.inputs[0].shape.rank - 1,) if op.type.endswith("PerChannel") else ()

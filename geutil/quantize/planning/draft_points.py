@@ -1,4 +1,4 @@
-"""Points where FakeQuant ops go: drafted, refused, named, sharing ranges.
+"""Points where FakeQuant ops go: drafted, refused, named, sharing ranges, as asked.
 
 A name says where in the network a range belongs: `<context>/<slot>`, as in
 `block1/conv/weights_quant`. The context is the name scope of the op, or its whole name
@@ -10,30 +10,39 @@ inference that were made by the same code have the same ranges.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, Protocol
 
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import QuantizeError
 from geutil.graph import types
 from geutil.graph.op_types import FUSED_NORMS, SUMS
 from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning import int8_kernels
-from geutil.quantize.planning.fused_ops import Composite
+from geutil.quantize.planning.forms import Form
+from geutil.quantize.planning.fused_ops import Composite, Prelu
 from geutil.quantize.planning.int8_kernels import Kernel, Treatment
 from geutil.quantize.planning.network import (
     Edge,
     Network,
-    constant_format,
     is_quantized,
     kernel_of,
+    simulation_of,
     source_of,
 )
 from geutil.quantize.schemes import FOLD
 from geutil.quantize.spec import (
     SYMMETRIC_START,
     Format,
+    Overrides,
     QuantizeChoices,
     Spec,
     activation_format,
+    chosen,
+    constant_format,
     fixed_range,
 )
 from geutil.select.networks.batch_norms import is_layer_norm
@@ -81,7 +90,7 @@ class Point:
 
 
 class SharedRanges:
-    """Which tensors share a range: a union-find over tensors."""
+    """The tensors that share a range: a union-find over tensors."""
 
     def __init__(self) -> None:
         self._above: MutableIdentityMap[Tensor] = MutableIdentityMap()
@@ -140,7 +149,7 @@ class Draft:
 
 
 _FOLD = "_fold"
-"""What batch-norm folding puts behind the names of the ops it makes."""
+"""The suffix of ops that batch-norm folding makes."""
 
 
 def named(
@@ -433,3 +442,139 @@ class Drafts:
         if fuses and self.network.is_behind_layers(op):
             return self.choices.in_scope(op) and not self.overrides.skipped(op)
         return self.refusal(op) == ""
+
+
+Parameters = Mapping[Operation, Sequence[Point]]
+"""The points of the parameters that ops read."""
+
+
+_OF_WEIGHTS = frozenset(("weight_bits", "symmetric_weights", "per_channel"))
+
+
+class Planned(Protocol):
+    """The parts of a `Plan` that overrides speak of."""
+
+    kernels: dict[Operation, Operation]
+    skips: dict[Operation, Skip]
+    results: dict[Operation, Point]
+    prelus: list[Prelu]
+    forms: dict[Operation, Form]
+
+
+def check_obeyed(
+    overrides: Overrides, plan: Planned, parameters: Parameters, network: Network
+) -> None:
+    """Raise QuantizeError for an override that no op is quantized by."""
+    # An override of a regular expression may be for ops of many kinds: it is obeyed
+    # where each of its fields is, by one of them.
+    obeyed = _Obeyed(plan, parameters, network)
+    for name, spec, ops in overrides.specs:
+        for key, value in chosen(spec) or [("", None)]:
+            faults = [obeyed.fault(op, key, value) for op in ops]
+            if faults and all(faults):
+                request = f"{key}={value}" if key else "quantization"
+                # A name is a regular expression, too; the op of that name is meant.
+                named = [i for i, op in enumerate(ops) if op.name == name]
+                place = named[0] if named else 0
+                op, fault = ops[place], faults[place]
+                raise QuantizeError(
+                    f"the override '{name}' asks for {request}, which cannot be: "
+                    f"'{op.name}' ({op.type}) {fault}; nothing was changed"
+                )
+
+
+class _Obeyed:
+    def __init__(self, plan: Planned, parameters: Parameters, network: Network) -> None:
+        self._plan = plan
+        self._parameters = parameters
+        self._network = network
+        self._parts: dict[Operation, list[Operation]] = {}
+        for op, kernel in plan.kernels.items():
+            self._parts.setdefault(kernel, []).append(op)
+        # Of these another plan is made, once they are written in another form.
+        inside = (op for prelu in plan.prelus for op in prelu.ops)
+        self._rewritten = {*plan.forms, *inside}
+
+    def fault(self, op: Operation, key: str, value: Any) -> str:
+        """Return why a key of an override is not obeyed for an op; "" if it is."""
+        kernel = self._plan.kernels.get(op)
+        if kernel is None:
+            skip = self._plan.skips.get(op)
+            reason = skip.reason if skip else "makes no values that are quantized"
+            return "" if op in self._rewritten else reason
+        if not key:
+            return ""
+        parts = self._parts[kernel]
+        return (
+            self._fault_of_weights(parts, key, value)
+            if key in _OF_WEIGHTS
+            else self._fault_of_result(parts, key, value)
+        )
+
+    def _fault_of_weights(self, parts: list[Operation], key: str, value: Any) -> str:
+        points = [point for op in parts for point in self._parameters.get(op, ())]
+        if points:
+            return _fault_of(points, key, value)
+        found = (simulation_of(t) for op in parts for t in op.inputs)
+        earlier = [simulation for simulation in found if simulation is not None]
+        return _fault_of_earlier(earlier, key, value) if earlier else "has no weights"
+
+    def _fault_of_result(self, parts: list[Operation], key: str, value: Any) -> str:
+        points = [p for op in parts if (p := self._plan.results.get(op)) is not None]
+        if points:
+            return _fault_of(points, key, value)
+        found = (self._network.quantized(t) for op in parts for t in op.outputs)
+        earlier = [quantized.op for quantized in found if quantized is not None]
+        if earlier:
+            return _fault_of_earlier(earlier, key, value)
+        return "hands values on in the range of what it reads; ask for it there"
+
+
+def _fault_of(points: list[Point], key: str, value: Any) -> str:
+    if any(_values(point.group)[key] == value for point in points):
+        return ""
+    if key == "per_channel":
+        return "has weights that can have one range only, for all channels"
+    return f"has the range '{points[0].group.name}', which is that of other ops"
+
+
+def _fault_of_earlier(simulations: Sequence[Operation], key: str, value: Any) -> str:
+    """Return how earlier FakeQuant ops differ from an override; "" if one fits."""
+    if any(_is_asked_for(op, key, value) for op in simulations):
+        return ""
+    return f"is quantized already, by '{simulations[0].name}'; edit that op instead"
+
+
+def _is_asked_for(simulation: Operation, key: str, value: Any) -> bool:
+    """Tell whether a FakeQuant op has the requested value of a key, if it shows."""
+    get = simulation.get_attr
+    if key in ("weight_bits", "activation_bits"):
+        return bool(get("num_bits") == value)
+    if key == "per_channel":
+        return simulation.type.endswith("PerChannel") is bool(value)
+    ends = [tf.get_static_value(t) for t in list(simulation.inputs)[1:]]
+    if not ends:
+        ends = [get("min"), get("max")]
+    if any(end is None for end in ends):
+        return False
+    low, high = (np.asarray(end, np.float32) for end in ends)
+    if key == "symmetric_weights":
+        return bool(np.all(low == -high)) is bool(value)
+    if key == "range":
+        return bool(
+            np.all(low == np.float32(value[0])) and np.all(high == np.float32(value[1]))
+        )
+    return False
+
+
+def _values(group: RangeGroup) -> dict[str, Any]:
+    """Return the properties of a range by the names of a Spec's fields."""
+    form = group.form
+    return {
+        "weight_bits": form.bits,
+        "activation_bits": form.bits,
+        "symmetric_weights": form.symmetric,
+        "per_channel": bool(form.axes),
+        "range": group.initial if group.fixed else None,
+        "ema_decay": group.decay,
+    }

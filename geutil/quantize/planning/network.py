@@ -1,12 +1,13 @@
 """The part of a graph that runs at inference.
 
-Its readers, weights, twins, and existing FakeQuants.
+Its readers, weights, twins, existing FakeQuants, and its random layers: dropout, noise,
+and arithmetic on random numbers alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -26,9 +27,9 @@ from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, is_referen
 from geutil.quantize.blocks import MOVES, block_of
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import Treatment
-from geutil.quantize.planning.random_layers import find_random_layers, noise_ops
-from geutil.quantize.spec import Format, Spec
 from geutil.rewrite.liveness import Liveness
+from geutil.rewrite.matching import match
+from geutil.rewrite.rules.dropout import dropout_removal, noise_removal
 from geutil.select.networks.layers import Layer, layer_of
 from geutil.select.networks.provenance import (
     DATA_SLOTS,
@@ -161,7 +162,7 @@ def delayed_input(op: Operation) -> Tensor | None:
 
 
 CORRECTION = "_geutil_correction"
-"""What sums with a correction are marked with; see `geutil.quantize.rounding`."""
+"""The mark of sums with a correction; see `geutil.quantize.rounding`."""
 
 
 def uncorrected_input(op: Operation) -> Tensor | None:
@@ -172,7 +173,7 @@ def uncorrected_input(op: Operation) -> Tensor | None:
 
 
 _IN_FLOAT = "_geutil_float"
-"""What ops are marked with that are to compute in float in a file."""
+"""The mark of ops that are to compute in float in a file."""
 
 
 def leave_in_float(chosen: Iterable[Operation], quantized: Iterable[Operation]) -> None:
@@ -236,8 +237,6 @@ def _identity(tensor: Tensor, first: dict[Operation, Operation]) -> Any:
 _READS = frozenset(("Identity", "ReadVariableOp"))
 # Ops that forward values, and those that choose while quantization is delayed.
 _AROUND = int8_kernels.PASSING | op_types.SELECTS
-_PRODUCTS = frozenset(("BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul"))
-_BITS = 8  # those of the kernels that read a range for each channel of a matrix
 
 
 def source_of(weights: Tensor) -> Tensor:
@@ -275,33 +274,65 @@ def simulation_of(weights: Tensor) -> Operation | None:
     return None
 
 
-def format_of(layer: Layer, spec: Spec) -> Format:
-    """Return how the weights of a layer are stored."""
-    axes = layer.outputs if spec.per_channel and _by_channel(layer, spec) else ()
-    if layer.sizes(axes) is None:
-        axes = ()
-    return _format(spec, axes)
+def live_simulations(graph: Graph) -> list[Operation]:
+    """Return the FakeQuant ops of a graph, but for those that rewrites retired."""
+    live = Liveness(graph)
+    ops = graph.get_operations()
+    return [
+        op
+        for op in ops
+        if op.type in int8_kernels.FAKE_QUANT and not live.is_retired(op)
+    ]
 
 
-def constant_format(spec: Spec) -> Format:
-    """Return how a parameter is stored that is no weight of a layer."""
-    return _format(spec, ())
+@dataclass(frozen=True, eq=False)
+class RandomLayer:
+    """Dropout, stochastic depth or noise, which at inference forwards its input."""
+
+    end: Operation  # the op that makes the result
+    source: Tensor
+    ops: tuple[Operation, ...]  # all ops of the layer, the end among them
 
 
-def _format(spec: Spec, axes: tuple[int, ...]) -> Format:
-    symmetric = bool(spec.symmetric_weights)
-    return Format(spec.weight_bits or _BITS, symmetric, symmetric, axes)
+def find_random_layers(
+    ops: Sequence[Operation], noise: set[Operation]
+) -> dict[Operation, RandomLayer]:
+    """Return the outermost random layers among ops by their ends."""
+    if not noise:
+        return {}
+    layers: dict[Operation, RandomLayer] = {}
+    inside: set[Operation] = set()
+    rules = (*dropout_removal(), *noise_removal())
+    matches = [
+        (m, rule) for rule in rules for m in match(ops, rule.pattern, overlaps=True)
+    ]
+    place = {op: index for index, op in enumerate(ops)}
+    for m, rule in sorted(matches, key=lambda found: -place[found[0].root]):
+        if m.root in inside or rule.objection(m) is not None:
+            continue
+        layers[m.root] = RandomLayer(m.root, m["x"], m.ops)
+        inside.update(m.ops)
+    return layers
 
 
-def _by_channel(layer: Layer, spec: Spec) -> bool:
-    """Tell whether the weights of a layer can have a range for each channel."""
-    if layer.op.type in op_types.CONVOLUTIONS_2D:
-        return True
-    # FULLY_CONNECTED reads matrices with a range for each output, if it is symmetric.
-    if layer.op.type not in _PRODUCTS or layer.kernel.shape.rank != 2:
-        return False
-    bits = spec.weight_bits or _BITS
-    return layer.outputs == (1,) and bits <= _BITS and bool(spec.symmetric_weights)
+def noise_ops(ops: Iterable[Operation], origins: Origins) -> set[Operation]:
+    """Return the ops that compute with random numbers, and with no data."""
+    # A layer's result on random numbers counts as data: they are the network's input.
+    noise: set[Operation] = set()
+    for op in ops:
+        if op.type in DATA_SLOTS:
+            continue
+        draws = op_types.is_random(op.type)
+        # Integers are seeds, shapes and places, unless integers are made of them.
+        counts = not draws and any(t.dtype.is_integer for t in op.outputs)
+        sources = [
+            t for t in op.inputs if counts or t.dtype.is_floating or t.dtype.is_bool
+        ]
+        if (draws or any(t.op in noise for t in sources)) and all(
+            t.op in noise or origins.is_parameter(t) for t in sources
+        ):
+            noise.add(op)
+    return noise
 
 
 _FLOW = frozenset(

@@ -16,7 +16,7 @@ from geutil.graph.op_types import types_in
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.blocks import block_format
 from geutil.quantize.planning import draft_points, fused_ops, int8_kernels
-from geutil.quantize.planning.draft_points import Draft, Drafts, Point
+from geutil.quantize.planning.draft_points import Draft, Drafts, Point, check_obeyed
 from geutil.quantize.planning.forms import Form, converted_form, int8_form, is_refused
 from geutil.quantize.planning.fused_ops import Chain, Composite, Prelu
 from geutil.quantize.planning.int8_kernels import Kernel, Treatment
@@ -24,16 +24,14 @@ from geutil.quantize.planning.network import (
     BODIES,
     Edge,
     Network,
+    RandomLayer,
     delayed_input,
     find_twins,
-    format_of,
     is_left_in_float,
     is_quantized,
     kernel_of,
 )
-from geutil.quantize.planning.override_checks import check_obeyed
-from geutil.quantize.planning.random_layers import RandomLayer
-from geutil.quantize.spec import Format, QuantizeChoices, Spec
+from geutil.quantize.spec import Format, QuantizeChoices, Spec, format_of
 from geutil.select.networks.layers import Layer
 
 # The converter's ranges of other ops' parameters are as good.

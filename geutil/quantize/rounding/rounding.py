@@ -26,9 +26,14 @@ from geutil.quantize.blocks import with_stored_steps
 from geutil.quantize.calibration.ranges import RangeSite, frozen, variable_values
 from geutil.quantize.planning.network import Edge, Network
 from geutil.quantize.rounding import solvers
-from geutil.quantize.rounding.corrections import Correction, corrected
-from geutil.quantize.rounding.stages import Data, Stages
-from geutil.quantize.rounding.targets import NotRounded, Target, find_targets
+from geutil.quantize.rounding.layer_runs import Data, Stages
+from geutil.quantize.rounding.targets import (
+    Correction,
+    NotRounded,
+    Target,
+    corrected,
+    find_targets,
+)
 from geutil.quantize.spec import Range
 from geutil.rewrite.applying import undone_on_error
 
@@ -148,7 +153,7 @@ class Choice:
 
     @property
     def is_plain(self) -> bool:
-        """Whether weights are left on the nearest levels of the widest range."""
+        """True if weights are left on the nearest levels of the widest range."""
         return self == Choice("nearest", "min_max", False)
 
 

@@ -1,1 +1,1 @@
-"""TFLite files of every scheme, lowered from files of float kernels."""
+"""TFLite files of quantized models: written by scheme, run, compared in steps."""

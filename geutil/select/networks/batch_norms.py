@@ -41,7 +41,7 @@ class FusedNorm:
 
     @property
     def trains(self) -> bool:
-        """Whether it normalizes by the statistics of the batch."""
+        """True if it normalizes by the statistics of the batch."""
         return bool(self.op.get_attr("is_training"))
 
     @property

@@ -72,7 +72,7 @@ class Layer:
 
     @property
     def transposed(self) -> bool:
-        """Whether it is the gradient of a convolution."""
+        """True if it is the gradient of a convolution."""
         return self.op.type in _TRANSPOSED
 
     @property

@@ -60,12 +60,12 @@ class MovingVariable:
 
     @property
     def replaces(self) -> bool:
-        """Whether the update assigns a new value, rather than a difference."""
+        """True if the update assigns a new value, rather than a difference."""
         return self.update.type in op_types.ASSIGNMENTS
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is a ref variable, whose readers may see its new value."""
+        """True if it is a ref variable, whose readers may see its new value."""
         return is_reference(self.variable)
 
 

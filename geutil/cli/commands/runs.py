@@ -1,0 +1,320 @@
+"""Commands that write a model in another format, run it on data, or do so with many."""
+
+from __future__ import annotations
+
+import io
+import sys
+import zipfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from geutil.cli import files, options
+from geutil.cli.files import CommandError
+from geutil.cli.options import ModelFormat, optional
+from geutil.cli.output import plain, show, show_rows, show_written, working
+from geutil.cli.runnables import (
+    differences,
+    drawn_comparison,
+    outputs_on,
+    read_runnable,
+)
+from geutil.cli.written import Record, Written
+from geutil.errors import ModelError
+from geutil.formats import format_by_name
+
+if TYPE_CHECKING:
+    from geutil.model import Model
+    from geutil.select.networks.outputs import Difference, Motion
+
+_KERAS = ".keras"
+_KERAS_READ = (_KERAS, ".h5", ".hdf5")
+
+
+def convert(
+    path: options.Source,
+    output: options.Target,
+    tf_ops: Annotated[
+        bool,
+        typer.Option(
+            "--tf-ops",
+            help="Of a .tflite file: keep ops that TensorFlow Lite lacks as "
+            "TensorFlow's own, for interpreters that come with them.",
+        ),
+    ] = False,
+    signature: options.Signature = None,
+    form: options.As = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
+) -> None:
+    """Write a model in another format, and run what was written beside it.
+
+    A .keras file is written of a .keras or .h5 file alone, without what it was compiled
+    with: it holds layers, which no graph tells.
+    """
+    files.check_source(path)
+    to_keras = output.suffix.lower() == _KERAS
+    if to_keras:
+        _check_keras(path, output, form)
+        files.check_place(output, force)
+    else:
+        files.check_target(output, form, force)
+    form_written = None if to_keras else files.format_of(output, form)
+    if tf_ops:
+        files.check_is_lite("--tf-ops", form_written is ModelFormat.tflite)
+    record = Record(path, output, form, force)
+    model = record.read(signature)
+    if to_keras:
+        _write_keras(path, output)
+    else:
+        files.write_model(model, output, form, force, tf_ops=tf_ops)
+    written = _written(record, model, form_written)
+    show_written(model, written, as_json=as_json)
+
+
+def _check_keras(path: Path, output: Path, form: ModelFormat | None) -> None:
+    """Refuse a .keras file of a model without layers."""
+    if form is not None:
+        raise CommandError(
+            f"'{output}' is called a .keras file, and --format is {form.value}; leave "
+            "that out, or choose another name"
+        )
+    if output.is_dir():
+        raise CommandError(f"'{output}' is a directory, and is not replaced by a file")
+    if path.suffix.lower() not in _KERAS_READ:
+        raise CommandError(
+            f"'{output}' is called a .keras file, which holds layers, and '{path}' "
+            "holds a graph, which does not tell them; name a SavedModel directory, or "
+            "a .pb, .pbtxt or .tflite file"
+        )
+
+
+def _write_keras(path: Path, output: Path) -> None:
+    """Write a file of Keras as a .keras file, by Keras itself."""
+    from geutil.model.sources.objects import load_keras_file
+    from geutil.writing import written_atomically
+
+    with (
+        working(f"writing {output.name}"),
+        written_atomically(output, overwrite=True) as new,
+    ):
+        load_keras_file(path).save(new)
+
+
+def _written(record: Record, model: Model, form: ModelFormat | None) -> Written:
+    """Return the report of the written file, which is read again and run."""
+    path, suffix = record.output, record.output.suffix.lower()
+    if form is not None and form.value != format_by_name(path):
+        return record.written(model, why_not=f"'{suffix}' does not say what it is")
+    if form is ModelFormat.tflite:
+        return record.written(
+            model, compared=lambda: drawn_comparison(model, read_runnable(path, None))
+        )
+    keeps_name = form is ModelFormat.saved_model
+    format = "" if form else _KERAS.removeprefix(".")
+    try:
+        again = files.read_model(path, model.signature if keeps_name else None)
+    except ModelError as error:
+        why_not = f"it is not opened: {error}"
+        return record.written(model, why_not=why_not, format=format)
+    return record.written(again, format=format)
+
+
+# The tolerances of `Model.compare`.
+_RTOL, _ATOL = 1e-5, 1e-6
+
+
+def run(
+    path: options.SourceOrLite,
+    data: options.Data,
+    output: Annotated[
+        Path | None, optional("A .npz file to write the outputs to.", "--output", "-o")
+    ] = None,
+    against: Annotated[
+        Path | None,
+        optional("A model or .tflite file to run on the same data, and compare with."),
+    ] = None,
+    rtol: Annotated[
+        float | None,
+        typer.Option(min=0, help="The relative tolerance.", show_default=str(_RTOL)),
+    ] = None,
+    atol: Annotated[
+        float | None,
+        typer.Option(min=0, help="The absolute tolerance.", show_default=str(_ATOL)),
+    ] = None,
+    batch: options.BatchSize = 32,
+    signature: options.Signature = None,
+    force: options.Force = False,
+    as_json: options.Json = False,
+) -> int:
+    """Run a model on data, and show what each output holds.
+
+    With --against, exit with 1 if an output is farther from that of the other model
+    than the tolerances. A .tflite file is run by its interpreter: inputs are given, and
+    outputs shown, as the model has them, and not in the steps of the file.
+    """
+    if against is None and (rtol, atol) != (None, None):
+        raise CommandError("--rtol and --atol are for --against; leave them out")
+    for source in (path, against):
+        if source is not None:
+            files.check_source(source)
+    files.check_file(output, force, "arrays", ".npz")
+    files.Batches(data, batch).of_file(path, signature)
+    files.start_tensorflow()
+    ours = outputs_on(read_runnable(path, signature), data, batch)
+    limits = _RTOL if rtol is None else rtol, _ATOL if atol is None else atol
+    found, moves = [], {}
+    if against is not None:
+        other = read_runnable(against, signature)
+        theirs = outputs_on(other, data, batch, tell=False)
+        found = differences(ours, theirs, *limits)
+        moves = _motions(ours)
+    if output is not None:
+        _write_arrays(ours, output)
+    described = [_described(name, value) for name, value in ours.items()]
+    equal = all(each.equal for _, each in found)
+    if as_json:
+        told: dict[str, Any] = {"outputs": described}
+        if against is not None:
+            apart = [
+                {**_apart(each), "motion": plain(moves[name])} for name, each in found
+            ]
+            told |= {"differences": apart, "equal": equal}
+        show(told, as_json=True)
+    else:
+        show_rows(list(_COLUMNS), map(_row, described), as_json=False)
+        for name, each in found:
+            motion = moves[name].told(*limits)
+            told_apart = str(each).replace(_ONE_SAMPLE, "")
+            print(f"{told_apart}{'; ' if motion else ''}{motion}")
+    return 0 if equal else 1
+
+
+def batch(
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Directories, of which all models are taken, or models.",
+            metavar="PATH...",
+        ),
+    ],
+    output: Annotated[
+        Path,
+        optional("The directory of the results.", "--output", "-o"),
+    ],
+    pipeline: Annotated[
+        str,
+        optional(
+            "Steps with commas between them: fold, strip, freeze, unroll, "
+            "batch-size=N, quantize, save=FORMAT, tflite; options behind colons, as in "
+            "quantize:scheme=int8x4."
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        optional(
+            "Data to calibrate with: a .npz file, a directory of them, one with "
+            "NAME.npz for each model, or 'random'."
+        ),
+    ] = None,
+    workers: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="How many models at once; else as many as there are cores."
+        ),
+    ] = None,
+    timeout: Annotated[
+        float, typer.Option(help="How many seconds a model may take.")
+    ] = 3600.0,
+    again: Annotated[
+        bool, typer.Option("--again", help="Do again what is done, too.")
+    ] = False,
+    pages: Annotated[
+        bool,
+        typer.Option("--pages", help="Write a page for each model, with its stages."),
+    ] = False,
+    signature: options.Signature = None,
+    as_json: options.Json = False,
+) -> int:
+    """Take many models through a pipeline, each in a process of its own.
+
+    Called again, it does what is not done. Exit with 1 if a model is not done.
+    """
+    from geutil.model import batch as run_batch
+
+    report = run_batch(
+        paths if len(paths) > 1 else paths[0],
+        pipeline,
+        output,
+        data=data,
+        signature=signature,
+        workers=workers,
+        timeout=timeout,
+        resume=not again,
+        pages=pages,
+    )
+    if as_json:
+        show(report.to_dict(), as_json=True)
+    else:
+        print(report)
+    return 1 if report.undone else 0
+
+
+_ONE_SAMPLE = " of sample 0"
+"""All samples are one array here, whose index says which."""
+
+
+def _motions(outputs: dict[str, Any]) -> dict[str, Motion]:
+    """Return how much each output moves with the samples, which are its rows."""
+    from geutil.select.networks.outputs import Movement
+
+    motions = {}
+    for name, values in outputs.items():
+        movement = Movement()
+        movement.add(values, len(values) if values.ndim else None)
+        motions[name] = movement.entry()
+    return motions
+
+
+def _apart(difference: Difference) -> dict[str, Any]:
+    told: dict[str, Any] = plain(difference)
+    del told["sample"]
+    return told
+
+
+_COLUMNS = ("name", "dtype", "shape", "min", "max", "mean")
+
+
+def _described(name: str, value: Any) -> dict[str, Any]:
+    """Return dtype, shape and numbers of an output; None for numbers that it lacks."""
+    import numpy as np
+
+    numbers: dict[str, float | None] = dict.fromkeys(_COLUMNS[3:])
+    if value.size and value.dtype.kind in "biuf":
+        wide = value.astype(np.float64)
+        numbers = {key: float(getattr(wide, key)()) for key in numbers}
+    dtype = "string" if value.dtype == object else str(value.dtype)
+    return {"name": name, "dtype": dtype, "shape": list(value.shape), **numbers}
+
+
+def _row(described: dict[str, Any]) -> list[str]:
+    shape = ",".join(map(str, described["shape"]))
+    numbers = [described[key] for key in _COLUMNS[3:]]
+    shown = ["-" if number is None else f"{number:.6g}" for number in numbers]
+    return [described["name"], described["dtype"], f"[{shape}]", *shown]
+
+
+def _write_arrays(arrays: dict[str, Any], path: Path) -> None:
+    """Write arrays of whatever names, as numpy.load reads them."""
+    import numpy as np
+
+    written = io.BytesIO()
+    with zipfile.ZipFile(written, "w") as archive:
+        for name, value in arrays.items():
+            # Objects would be pickled, which numpy.load does not read by itself.
+            array = value.astype(np.bytes_) if value.dtype == object else value
+            with archive.open(f"{name}.npy", "w", force_zip64=True) as file:
+                np.lib.format.write_array(file, array)
+    files.write_bytes(written.getvalue(), path)
+    print(f"geutil: wrote {path}", file=sys.stderr)

@@ -1,0 +1,408 @@
+"""Variables turned into constants, in a graph and in its functions.
+
+Protobufs only: nothing is imported, and nothing is run but the arithmetic that a fold
+left (`constants`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import ModelError
+from geutil.graph import creation, resource_variables
+from geutil.graph.call_graph import Library
+from geutil.graph.op_types import MERGES
+from geutil.graph.walks import closure, data_inputs, node_name, short_name
+from geutil.model import handle_values, programs, shared_state
+from geutil.model.constants import fold_constants
+from geutil.model.core import EditableModel, M
+from geutil.model.handle_values import Carrier, HandleValue, Version, Versions
+from geutil.model.programs import ModelProgram
+from geutil.model.shared_state import SharedState
+
+_WRITES = ("Assign", "Resource", "Rng", "Stateful", "Destroy", "CountUpTo")
+
+
+def replace_handles(
+    graph_def: Any, seeds: Mapping[str, HandleValue], changes: list[str] | None = None
+) -> set[str]:
+    """Put values in the place of handles, in place; return the nodes that read them."""
+    # The nodes of `seeds` are values already. Changes of variables that are given up
+    # are noted in `changes`: an op that waits for one reads the value that it would
+    # set, and nothing is kept. If None, they are refused.
+    versions = Versions(graph_def.library, changes)
+    node_names = {node.name for node in graph_def.node}
+    _, carriers = handle_values.handle_flow(graph_def.node, seeds, in_function=False)
+    reads = {c.node.name for c in carriers if c.node.op in handle_values.READS}
+    added = _change(graph_def.node, carriers, seeds, node_names, versions, "")
+    graph_def.node.extend(added)
+    add_versions(graph_def, versions)
+    return reads
+
+
+def add_versions(graph_def: Any, versions: Versions) -> None:
+    """Add the versions of functions that are asked for to a library."""
+    for version in versions.waiting():
+        function = graph_def.library.function.add()
+        function.CopyFrom(versions.functions[version.function])
+        arguments = function.signature.input_arg
+        seeds = {arguments[index].name: value for index, value in version.values}
+        handle_values.take_values(function, version)
+        values = replace_in_function(function, seeds, versions, version.function)
+        _set_results(function, version, values)
+
+
+def replace_in_function(
+    function: Any, seeds: Mapping[str, HandleValue], versions: Versions, name: str
+) -> dict[str, HandleValue]:
+    """Put values in the place of handles in a function, in place."""
+    used_names = {node.name for node in function.node_def}
+    used_names |= {argument.name for argument in function.signature.input_arg}
+    values, carriers = handle_values.handle_flow(
+        function.node_def, seeds, in_function=True
+    )
+    renamed = {
+        short_name(f"{c.node.name}:{output}:0"): f"{c.node.name}:output:0"
+        for c in carriers
+        if (output := handle_values.OUTPUT_NAMES.get(c.node.op))
+    }
+    where = f" in function '{name}'"
+    added = _change(function.node_def, carriers, seeds, used_names, versions, where)
+    function.node_def.extend(added)
+    rename_references(function, renamed)
+    return values
+
+
+def rename_references(function: Any, names: Mapping[str, str]) -> None:
+    """Rename the references of a function's nodes and results, in place."""
+    for node in function.node_def if names else ():
+        for index, text in enumerate(node.input):
+            node.input[index] = names.get(short_name(text), text)
+    for name, text in list(function.ret.items()):
+        function.ret[name] = names.get(short_name(text), text)
+
+
+def _set_results(
+    function: Any, version: Version, values: Mapping[str, HandleValue]
+) -> None:
+    """Set the types of results that are values now."""
+    expected = dict(version.values) if version.returns else {}
+    for index, result in enumerate(function.signature.output_arg):
+        value = values.get(short_name(function.ret[result.name]))
+        expected_value = expected.get(index)
+        if (
+            value is not None
+            and expected_value is not None
+            and value.dtype == expected_value.dtype
+        ):
+            result.type = value.dtype
+            result.ClearField("handle_data")
+            result.ClearField("experimental_full_type")
+        elif value is not None or expected_value is not None:
+            name = (value or expected_value or version.values[0][1]).variable
+            raise ModelError(
+                f"function '{version.function}' hands the handle of variable '{name}' "
+                f"on as its result '{result.name}', so it cannot become a constant; "
+                "open the model with inline=True"
+            )
+
+
+def _change(
+    nodes: Iterable[Any],
+    carriers: Collection[Carrier],
+    seeds: Mapping[str, HandleValue],
+    used_names: set[str],
+    versions: Versions,
+    where: str,
+) -> list[Any]:
+    """Change the nodes that read handles; return the nodes that they need besides."""
+
+    def fresh(name: str) -> str:
+        name = programs.fresh_name(used_names, name)
+        used_names.add(name)
+        return name
+
+    added = []
+    new_values: dict[str, tuple[str, str]] = {}
+    for carrier in carriers:
+        node = carrier.node
+        handle = node.input[0]
+        # Values that are passed on may come from inside a loop; the rest does not.
+        waits = [] if short_name(handle) in seeds else [f"^{node_name(handle)}"]
+        value = carrier.values.get(0)
+        if versions.changes is not None and value and handle_values.only_changes(node):
+            op = f"'{node.name}' ({node.op}){where}"
+            versions.changes.append(f"{op} changes '{value.variable}'")
+            output = handle_values.turn_into_new_value(node, value, waits)
+            new = f"{node.name}:{output}:0" if where else str(node.name)
+            new_values[node.name] = (value.variable, new)
+        else:
+            _check(carrier, versions, where)
+            added += _take_values(carrier, waits, fresh, versions, where)
+        if handle not in node.input:
+            # An assignment does not read the old value, nor does a test for one.
+            carrier.values.clear()
+    _read_new_values(nodes, carriers, new_values)
+    return added
+
+
+def _take_values(
+    carrier: Carrier,
+    waits: Iterable[str],
+    fresh: Callable[[str], str],
+    versions: Versions,
+    where: str,
+) -> list[Any]:
+    """Let a node read values or pass them on; return its other control inputs."""
+    node = carrier.node
+    if node.op in handle_values.READS:
+        (value,) = carrier.values.values()
+        return handle_values.turn_into_value_read(
+            node, value, fresh, waits=waits, in_function=bool(where)
+        )
+    if node.op in handle_values.CALLS:
+        handle_values.pass_values(node, carrier.values, versions)
+    elif node.op == "IdentityN":
+        handle_values.set_types(node, "T", carrier.values)
+        node.attr.pop("_output_shapes", None)
+    else:
+        (node.attr["T"].type,) = {v.dtype for v in carrier.values.values()}
+        node.attr.pop("_output_shapes", None)
+        node.ClearField("experimental_type")
+    return []
+
+
+_MEETINGS = MERGES | {"Exit", "RefExit"}
+"""Where the branch or loop ends whose values are no others' to read."""
+
+
+def _read_new_values(
+    nodes: Iterable[Any],
+    carriers: Iterable[Carrier],
+    changes: Mapping[str, tuple[str, str]],
+) -> None:
+    """Let nodes that come after a change of a variable read the new value."""
+    # `changes` has for each node that changes a variable the tensor with the new value.
+    if not changes:
+        return
+    readers: dict[str, list[Any]] = {}
+    for node in nodes:
+        for text in node.input:
+            readers.setdefault(node_name(text), []).append(node)
+    behind = {name: _behind(name, readers) for name in changes}
+    carrier_by_name = {carrier.node.name: carrier for carrier in carriers}
+    old = {name: list(c.node.input) for name, c in carrier_by_name.items()}
+
+    def changes_before(name: str) -> int:
+        return sum(name in reached for reached in behind.values())
+
+    for change in sorted(changes, key=changes_before):
+        variable, new = changes[change]
+        for name in behind[change] & carrier_by_name.keys():
+            carrier = carrier_by_name[name]
+            for index, value in carrier.values.items():
+                # A handle that is passed on has the new value already.
+                passed_on = node_name(old[name][index]) in behind[change]
+                if value.variable == variable and not passed_on:
+                    carrier.node.input[index] = new
+
+
+def _behind(start: str, readers: Mapping[str, Iterable[Any]]) -> set[str]:
+    """Return the names of a node's descendants, within its branch or loop."""
+
+    def after(name: str) -> list[str]:
+        nodes = readers.get(name, ())
+        return [node.name for node in nodes if node.op not in _MEETINGS]
+
+    return set(closure(after(start), after))
+
+
+def _check(carrier: Carrier, versions: Versions, where: str) -> None:
+    """Raise ModelError where an input of a node cannot be a value."""
+    node = carrier.node
+    op = f"'{node.name}' ({node.op}){where}"
+    if node.op in handle_values.CALLS:
+        _check_call(carrier, versions, op)
+        return
+    for index, value in carrier.values.items():
+        if not handle_values.passes(node, index) and (
+            node.op not in handle_values.READS or index > 0
+        ):
+            raise ModelError(_refusal(node, value.variable, op))
+    if node.op == "Merge":
+        data = data_inputs(node.input)
+        dtypes = {value.dtype for value in carrier.values.values()}
+        if len(carrier.values) < len(data) or len(dtypes) > 1:
+            raise ModelError(f"{op} merges handles of variables with something else")
+
+
+def _refusal(node: Any, variable: str, op: str) -> str:
+    if node.op.startswith(_WRITES):
+        return (
+            f"{op} changes variable '{variable}', so it cannot become a constant: call "
+            "strip_training() first, or cut off what it depends on"
+        )
+    return (
+        f"{op} needs variable '{variable}' itself and not only its value, so it cannot "
+        "become a constant: cut off what it depends on, or replace it"
+    )
+
+
+def _check_call(carrier: Carrier, versions: Versions, op: str) -> None:
+    """Refuse a call that passes a variable to a function that cannot take its value."""
+    node = carrier.node
+    kind = handle_values.CALLS[node.op]
+    last = max(carrier.values) - kind.offset
+    for attribute in kind.functions:
+        attr = node.attr[attribute]
+        for function in [attr.func] if attr.HasField("func") else attr.list.func:
+            if function.name not in versions.functions:
+                raise ModelError(f"{op} calls '{function.name}', which is not there")
+            signature = versions.functions[function.name].signature
+            if last >= len(signature.input_arg):
+                raise ModelError(f"{op} passes more than '{function.name}' takes")
+            if signature.attr:
+                raise ModelError(
+                    f"{op} passes a variable to '{function.name}', whose types are "
+                    "open; open the model with inline=True"
+                )
+
+
+@dataclass(frozen=True)
+class Captured:
+    """The captures that become constants: variables, or values too large for one."""
+
+    name: str  # The name of the variable or value.
+    outside: Any  # The handle of the variable, or the value.
+    dtype: tf.DType
+    is_variable: bool
+
+    def shape(self) -> list[int]:
+        """Return the shape, for which a variable is not read."""
+        if not self.is_variable:
+            return [int(size) for size in self.outside.shape]
+        shape = tf.raw_ops.VariableShape(input=self.outside, out_type=tf.int64)
+        return [int(size) for size in shape.numpy()]
+
+    def value(self) -> Any:
+        """Return the value."""
+        if not self.is_variable:
+            return self.outside
+        return tf.raw_ops.ReadVariableOp(resource=self.outside, dtype=self.dtype)
+
+
+def freeze(model: M) -> M:
+    """Return a model with constants for variables; see `Model.freeze`."""
+    frozen = {}
+    for name, signature in model.signatures.items():
+        try:
+            frozen[name] = frozen_program(signature)
+        except ModelError as error:
+            if name == model.signature:
+                raise
+            raise ModelError(
+                f"signature '{name}' cannot be frozen, which shares the variables: "
+                f"{error}"
+            ) from error
+    holdings = model.holdings
+    return model.rebuilt(frozen, SharedState({}, holdings.resources, holdings.assets))
+
+
+def frozen_program(model: EditableModel) -> ModelProgram:
+    """Return the program of a model with constants for its variables."""
+    # Captures that are no variables, as those of tables, are left. Functions that
+    # nothing calls any more are dropped.
+    program = model.program()
+    sources = _sources(model, program)
+    _check_initialized(sources)
+    _check_size(repr(model), program, sources)
+    names = _insert_constants(program, sources)
+    reads = replace_handles(
+        program.graph_def,
+        {
+            names[node]: HandleValue(
+                source.name,
+                source.dtype.as_datatype_enum,
+                tf.TensorShape(source.shape()).as_proto().SerializeToString(),
+            )
+            for node, source in sources.items()
+            if source.is_variable
+        },
+    )
+    for name in names.values():
+        del program.captures[f"{name}:0"]
+    # A variable was read in its turn among the effects; a constant has no such turn.
+    program.side_effects = [n for n in program.side_effects if n not in reads]
+    fold_constants(program, shared_state.prune(program))
+    library = Library(program.graph_def.library).still_called(program.graph_def.node)
+    program.graph_def.library.CopyFrom(library)
+    return program
+
+
+def _sources(model: EditableModel, program: ModelProgram) -> dict[str, Captured]:
+    """Return the captures that become constants, by the names of their nodes."""
+    names = {id(v.handle): name for name, v in model.variables.items()}
+    sources = {}
+    for tensor, outside in program.captures.items():
+        node = node_name(tensor)
+        if outside.dtype == tf.resource:
+            dtype = resource_variables.dtype_behind(outside)
+            if dtype is not None:
+                name = names.get(id(outside), node)
+                sources[node] = Captured(name, outside, dtype, True)
+        elif outside.dtype != tf.variant:
+            sources[node] = Captured(node, outside, outside.dtype, False)
+    return sources
+
+
+def _check_initialized(sources: Mapping[str, Captured]) -> None:
+    empty = [
+        source.name
+        for source in sources.values()
+        if source.is_variable
+        and not tf.raw_ops.VarIsInitializedOp(resource=source.outside)
+    ]
+    if empty:
+        more = " and more" if len(empty) > 10 else ""
+        raise ModelError(
+            f"the variables {empty[:10]}{more} have no value, so they cannot become "
+            "constants",
+            remedy=shared_state.RESTORE,
+        )
+
+
+def _check_size(
+    what: str, program: ModelProgram, sources: Mapping[str, Captured]
+) -> None:
+    total = program.graph_def.ByteSize()
+    for outside in {id(s.outside): s for s in sources.values()}.values():
+        elements = int(np.prod(outside.shape(), dtype=object))
+        total += elements * max(outside.dtype.size, 1)
+    if total > creation.BULK_LIMIT:
+        raise ModelError(
+            f"frozen, {what} would have {total:,} bytes, and a graph of constants "
+            f"holds at most {creation.BULK_LIMIT:,}: save it as a SavedModel, "
+            "which keeps them as variables"
+        )
+
+
+def _insert_constants(
+    program: ModelProgram, sources: Mapping[str, Captured]
+) -> dict[str, str]:
+    """Put constants in the place of the nodes that correspond to variables."""
+    node_names = {node.name for node in program.graph_def.node} - set(sources)
+    names: dict[str, str] = {}
+    for node, source in sources.items():
+        names[node] = programs.fresh_name(node_names, programs.legal_name(source.name))
+        node_names.add(names[node])
+    programs.rename_nodes(program, names)
+    by_name = {names[node]: source for node, source in sources.items()}
+    for node in program.graph_def.node:
+        if node.name in by_name:
+            programs.set_constant(node, node.name, by_name[node.name].value())
+    return names

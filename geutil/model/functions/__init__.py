@@ -1,1 +1,0 @@
-"""The functions that a model calls, as models that can be edited."""

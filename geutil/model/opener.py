@@ -1,0 +1,434 @@
+"""Opening models."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import tensorflow as tf
+
+from geutil import lazy, tflite
+from geutil.errors import ModelError, TFLiteError, Words
+from geutil.formats import is_tflite_file
+from geutil.graph import functions, strategy_variables, training_flags, types
+from geutil.model.core import Signatures
+from geutil.model.files import keras_files, proto_files, validation
+from geutil.model.model import Model
+from geutil.model.programs import Ancestor, ModelProgram
+from geutil.model.shared_state import SharedState
+from geutil.model.sources import graph_defs, objects
+from geutil.model.sources.graph_defs import Ends
+from geutil.model.sources.objects import DEFAULT_SIGNATURE, Source
+from geutil.model.sources.saved_model_folders import open_saved_model
+
+if TYPE_CHECKING:
+    from geutil.tflite import LiteFile
+
+ACCEPTED = Words(
+    "a SavedModel directory, a .pb or .pbtxt file with a GraphDef, a .keras, .h5 or "
+    ".tflite file, a tf.compat.v1.GraphDef, a tf.Graph, a concrete function, a "
+    "tf.function with an input signature, or a Keras model",
+    key="open",
+)
+
+
+def open(
+    source: Any,
+    *,
+    signature: str | None = None,
+    tags: Sequence[str] | str | None = None,
+    inline: bool = True,
+    inputs: Ends = None,
+    outputs: Ends = None,
+    session: Any = None,
+    powers: str = "any",
+    isolated: bool = False,
+    trainable: Iterable[str] | None = None,
+) -> Model:
+    """Open a model to edit it.
+
+    No op of the model runs, except those that `tf.saved_model.load` runs itself: it
+    fills the tables. Where a file can do more than compute, a warning says so before.
+
+    Reference variables of version 1 become resource variables, in branches and loops,
+    too. Of a graph that a script froze with ops that change variables, in a branch for
+    training, say, all is opened that the outputs need: such an op computes the value
+    that it would set, nothing keeps it, and a warning names the op.
+
+    A TFLite file has ops and weights of its own, and no graph of TensorFlow: it is
+    opened as the `geutil.tflite.LiteFile` that `geutil.tflite.open` returns.
+
+    Args:
+        source: a SavedModel directory, a `.pb` or `.pbtxt` file with a GraphDef, a
+            `.keras` or `.h5` file, a `.tflite` file, a `tf.compat.v1.GraphDef`, a
+            `tf.Graph`, a concrete function, a `tf.function` with an input signature,
+            or a Keras model, of tf_keras too (opened as it is called for inference).
+        signature: the signature of a SavedModel; `serving_default` or the only one if
+            None. Other sources have one signature, which gets this name.
+        tags: the tags of a MetaGraph in the SavedModel; the one tagged `serve`, or the
+            only one, if None.
+        inline: whether calls of functions are replaced by the functions' bodies. Loops
+            and conditionals remain ops either way.
+        inputs: for a graph, the tensors that are its inputs; a mapping also gives them
+            names. If None, its placeholders.
+        outputs: for a graph, the tensors that are its outputs; a mapping also gives
+            them names. If None, the tensors without readers.
+        session: for a `tf.Graph`, the Session that holds its variables' values.
+        powers: "compute" refuses a file that can do more than compute and keep its own
+            state, before anything of it is loaded; see `geutil.model.powers`. "any"
+            warns of it.
+        isolated: whether a file is opened in another process first, which takes as long
+            again and some seconds: where TensorFlow aborts, that process dies, and the
+            file is refused.
+        trainable: of a SavedModel, the names of the variables that are trained, or of
+            scopes around them. Only files of `Model.export` record layers that Keras
+            froze; in those of `tf.saved_model.save` frozen layers are as trainable as
+            others.
+
+    Returns:
+        The model of one signature; the others are in its `signatures`. Of a TFLite
+        file a `LiteFile`.
+
+    Raises:
+        ModelError: the source cannot be opened; the message names the kind found and
+            the accepted ones. Or it can do what `powers` does not allow, or ends the
+            process that opens it. A name in `trainable` is that of no variable.
+
+    Cost: linear in ops, function bodies included, and in the bytes of the variables.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil import model
+        >>> @tf.function(input_signature=[tf.TensorSpec([None], name="x")])
+        ... def double(x):
+        ...     return {"y": 2 * x}
+        >>> m = model.open(double)
+        >>> m
+        Model('serving_default', ['x'] -> ['y'], 3 ops)
+        >>> m.run(x=[1.0, 2.0])
+        {'y': array([2., 4.], dtype=float32)}
+    """
+    if powers not in _ALLOWED:
+        raise ModelError(f"powers={powers!r} is none of {list(_ALLOWED)}")
+    path = Path(source) if isinstance(source, str | os.PathLike) else None
+    if path is not None and path.is_file() and is_tflite_file(path):
+        others = (signature, tags, inputs, outputs, session, trainable)
+        if any(other is not None for other in others) or not inline or isolated:
+            raise ModelError(
+                f"'{source}' is a TFLite file, which has options of its own: open it "
+                "by its path, then call keep_signatures, cut or rename"
+            )
+        return _open_lite(Path(source), powers)
+    if not tf.executing_eagerly():
+        raise ModelError(
+            "models need eager execution, which is off here; call geutil.model outside "
+            "graphs and tf.function, in a process that did not disable version 2"
+        )
+    if not _is_graph_source(source):
+        options = {"inputs": inputs, "outputs": outputs, "session": session}
+        unused = [f"{name}=" for name, value in options.items() if value is not None]
+        if unused:
+            raise ModelError(
+                f"{', '.join(unused)} is for graphs only; rename or cut the model that "
+                "is opened"
+            )
+    if isinstance(source, str | os.PathLike):
+        _check_powers(Path(source), allowed=powers)
+        if isolated:
+            _try_elsewhere(Path(source), {"signature": signature, "tags": tags})
+    origin = _source(source, signature, tags, inputs, outputs, session)
+    model = _opened(origin, signature, inline)
+    if trainable is not None:
+        if not isinstance(source, str | os.PathLike):
+            raise ModelError(
+                "trainable= is for SavedModels; a model of Keras and a function have "
+                "flags of their own, such as `layer.trainable`"
+            )
+        _train_only(model, [trainable] if isinstance(trainable, str) else trainable)
+    return model
+
+
+def open_without_values(path: Path, signature: str | None = None) -> Model:
+    """Open a `.keras` file as `open` does, for its graph.
+
+    The values of weights are not read, and are zeros, if the configuration tells all
+    else and can do no more than compute.
+
+    Cost: for MobileNetV2 0.7 CPU seconds in the place of 1.5, besides tracing it.
+    """
+    found = lazy.provided("powers of a file without values")(path)
+    keras_model = objects.build_keras_file(path) if found.computes_only else None
+    if keras_model is None:
+        return open(path, signature=signature)
+    return _opened(_of_keras_model(keras_model, signature or DEFAULT_SIGNATURE))
+
+
+def _opened(origin: Source, signature: str | None = None, inline: bool = True) -> Model:
+    """Return the model of a signature, or of the one that is selected."""
+    name = origin.chosen(signature)
+    return Signatures(origin, inline, {}, tuple(origin.signatures), Model)[name]
+
+
+def _open_lite(path: Path, powers: str) -> Any:
+    """Open a TFLite file, which is no model of TensorFlow's."""
+    _check_powers(path, allowed=powers)
+    try:
+        return tflite.open(path)
+    except TFLiteError as error:
+        raise ModelError(f"'{path}' cannot be opened: {error}") from error
+
+
+def _train_only(model: Model, names: Iterable[str]) -> None:
+    """Let no variables be trained but those of some names and scopes."""
+    chosen: set[str] = set()
+    for name in names:
+        scope = f"{name.rstrip('/')}/"
+        found = [v for v in model.variables if f"{v}/".startswith(scope)]
+        if not found:
+            raise ModelError(
+                f"trainable: '{name}' is the name of no variable and of no scope; "
+                f"there are {list(model.variables)}"
+            )
+        chosen.update(found)
+    for name, variable in model.variables.items():
+        training_flags.set_trainable(variable, name in chosen)
+
+
+_ALLOWED = ("any", "compute")
+_logger = logging.getLogger("geutil")
+
+
+def _check_powers(path: Path, *, allowed: str) -> None:
+    """Warn of capabilities of a file beyond computing, or refuse it."""
+    if not path.exists():
+        return
+    try:
+        found = lazy.provided("powers of a file")(path)
+    except ModelError:
+        if allowed == "compute":
+            raise
+        # Opening tells its kind and its faults.
+        return
+    if found.computes_only:
+        return
+    first = str(found).partition("\n")[0].removeprefix("it ")
+    if allowed == "compute":
+        raise ModelError(
+            f"'{path}' {first}: {found.dangers[0]}; geutil.model.powers lists it all, "
+            "and powers='any' opens it"
+        )
+    _logger.warning(
+        "'%s' %s; %s lists where", path, first, Words("geutil.model.powers")
+    )
+
+
+_CODE = """
+import sys
+from geutil.model import ModelError, open
+try:
+    open(sys.argv[1], **eval(sys.argv[2]))
+except ModelError:
+    pass
+"""
+
+
+def _try_elsewhere(path: Path, options: dict[str, Any]) -> None:
+    """Open a file in a process of its own, and refuse it if that dies."""
+    command = [sys.executable, "-c", _CODE, str(path), repr(options)]
+    done = subprocess.run(command, capture_output=True, check=False)
+    if done.returncode < 0:
+        name = signal.Signals(-done.returncode).name
+        raise ModelError(
+            f"'{path}' ends the process that opens it ({name}): it is damaged, or was "
+            "made to do that"
+        )
+
+
+def _is_graph_source(source: Any) -> bool:
+    if isinstance(source, str | os.PathLike):
+        return Path(source).suffix in (".pb", ".pbtxt")
+    return isinstance(source, tf.compat.v1.GraphDef) or types.is_graph(source)
+
+
+def _source(
+    source: Any,
+    signature: str | None,
+    tags: Sequence[str] | str | None,
+    inputs: Ends,
+    outputs: Ends,
+    session: Any,
+) -> Source:
+    """Return the source for anything that `open` accepts."""
+    name = signature or DEFAULT_SIGNATURE
+    if isinstance(source, str | os.PathLike):
+        path = Path(source)
+        if path.suffix in (".pb", ".pbtxt") and not path.is_dir():
+            graph_def = proto_files.read_graph_def(path)
+            return _of_graph_def(graph_def, f"'{path}'", name, inputs, outputs)
+        if path.suffix in keras_files.KERAS_SUFFIXES and path.is_file():
+            return _of_keras_model(objects.load_keras_file(path), name)
+        if path.is_file():
+            raise ModelError(
+                f"'{path}' is {proto_files.what_is(path)}; pass {ACCEPTED}"
+            )
+        return open_saved_model(path, tags)
+    if isinstance(source, tf.compat.v1.GraphDef):
+        # The caller's GraphDef must not change when the model is edited.
+        copy = type(source)()
+        copy.CopyFrom(source)
+        return _of_graph_def(copy, "the GraphDef", name, inputs, outputs)
+    if types.is_graph(source):
+        return _of_graph(source, name, inputs, outputs, session)
+    if objects.is_keras_model(source):
+        return _of_keras_model(source, name)
+    if isinstance(source, tf.types.experimental.ConcreteFunction):
+        return _of_function(source, name)
+    if isinstance(source, tf.types.experimental.PolymorphicFunction):
+        return _of_function(objects.concrete_function_of(source), name)
+    raise ModelError(f"cannot open a {types.type_name(source)}; pass {ACCEPTED}")
+
+
+def _of_graph_def(
+    graph_def: Any,
+    what: str,
+    name: str,
+    inputs: Ends,
+    outputs: Ends,
+) -> Source:
+    """Return the source of a GraphDef with one signature."""
+    frozen = graph_defs.insert_handles(graph_def)
+    validation.check_graph_def(graph_def, what)
+    ends = (
+        graph_defs.named_ends(graph_def, inputs, what, "input"),
+        graph_defs.named_ends(graph_def, outputs, what, "output"),
+    )
+    programs, holdings = graph_defs.programs_of_graph_def(
+        graph_def, {name: ends}, what, frozen=frozen
+    )
+    return _single(what, name, programs[name], holdings)
+
+
+def _of_graph(
+    graph: Any,
+    name: str,
+    inputs: Ends,
+    outputs: Ends,
+    session: Any,
+) -> Source:
+    """Return a graph as a source, with the values of its variables."""
+    graph_def = objects.graph_def_with_shapes(graph)
+    what = "the graph"
+    ends = (
+        graph_defs.named_ends(graph_def, inputs, what, "input"),
+        graph_defs.named_ends(graph_def, outputs, what, "output"),
+    )
+    programs, holdings = graph_defs.programs_of_graph_def(
+        graph_def,
+        {name: ends},
+        what,
+        facts=graph_defs.facts_of_graph(graph),
+        value_of=graph_defs.values_in_session(graph, session),
+    )
+    program = programs[name]
+    program.ancestors.append(Ancestor(graph))
+    # A FuncGraph captures variables from outside, where they have their values.
+    if hasattr(graph, "captures"):
+        captures = functions.bindings(graph)
+        program.captures |= {inner.name: outer for outer, inner in captures}
+        read = objects.ordered(graph.variables, (outer for outer, _ in captures))
+        holdings.add_variables(read)
+    return _single(what, name, program, holdings)
+
+
+def _of_keras_model(model: Any, name: str) -> Source:
+    program, read = objects.program_of_keras_model(model)
+    weights = objects.weights_of(model)
+    holdings = SharedState()
+    holdings.add_variables((w.variable for w in weights), (w.name for w in weights))
+    training_flags.note_owners(model, (weight.variable for weight in weights))
+    listed = {id(strategy_variables.whole(weight.variable)) for weight in weights}
+    for variable in read:
+        if id(strategy_variables.whole(variable)) not in listed:
+            # A state that a layer keeps between calls: the model does not train it.
+            training_flags.set_trainable(variable, False)
+    holdings.add_variables(read)
+    return _single(f"Keras model '{model.name}'", name, program, holdings)
+
+
+def _of_function(function: Any, name: str) -> Source:
+    what = f"function '{tf.compat.as_str(function.name)}'"
+    holdings = SharedState()
+    try:
+        read = objects.ordered(function.variables, function.captured_inputs)
+        holdings.add_variables(read)
+    except AssertionError as error:
+        # TensorFlow holds the variables of a function weakly.
+        raise ModelError(
+            f"{what} reads a variable that is gone; keep the "
+            "object that holds its variables, and open it again"
+        ) from error
+    program = objects.program_of_function(function)
+    return _single(what, name, program, holdings)
+
+
+def _single(
+    what: str, name: str, program: ModelProgram, holdings: SharedState
+) -> Source:
+    return Source(what, {name: partial(_same, program)}, holdings)
+
+
+def _same(program: ModelProgram) -> ModelProgram:
+    return program
+
+
+def from_tflite(
+    file: LiteFile | str | os.PathLike[str] | bytes, *, signature: str | None = None
+) -> Model:
+    """Return the model of a TFLite file, which can be trained and converted again.
+
+    Each op of the file becomes ops of TensorFlow, which have the names of its tensors.
+    Weights become variables that are trained, biases and float16 weights among them;
+    integers become the numbers that they represent, and are rounded by FakeQuant ops
+    with the ranges of the file, so that no range has to be calibrated. Inputs and
+    outputs of integers with steps are float32.
+
+    Args:
+        file: an open file, as it is now, its edits included; the path of a file, or
+            the bytes of one.
+        signature: the signature to return; `serving_default` or the only one if None.
+
+    Returns:
+        The model of one signature; the others are in its `signatures`.
+
+    Raises:
+        ModelError: TensorFlow has no op for one of the file, such as a custom op of
+            others; or there is no such signature.
+        BrokenFileError: it is no TFLite file, or is not whole.
+
+    Cost: linear in ops, and in the bytes of the weights.
+
+    Example:
+        >>> import numpy as np
+        >>> from geutil import model, tflite
+        >>> made = tflite.LiteFile()
+        >>> graph = tflite.LiteGraph("main")
+        >>> made.graphs.append(graph)
+        >>> x, y = (tflite.LiteTensor(name, "float32", [2]) for name in "xy")
+        >>> graph.inputs, graph.outputs = (x,), (y,)
+        >>> _ = graph.add_op(tflite.LiteOp("NEG", [x], [y]))
+        >>> m = model.from_tflite(made)
+        >>> m.run(x=[1.0, 2.0])
+        {'y': array([-1., -2.], dtype=float32)}
+    """
+    # Other sources need none of its tables of kernels.
+    from geutil.model.sources.tflite_files import source_of_lite
+
+    opened = file if isinstance(file, tflite.LiteFile) else tflite.open(file)
+    return _opened(source_of_lite(opened), signature)

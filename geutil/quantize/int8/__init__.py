@@ -1,1 +1,0 @@
-"""From simulated quantization to the integers of TFLite, and back to compare."""

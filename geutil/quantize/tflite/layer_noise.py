@@ -1,0 +1,441 @@
+"""Noise of single layers: what quantization adds at the result of each op.
+
+The model is run in three forms at once: in float; as it is simulated; and with each
+quantized op simulated by itself, fed what it reads in float. Noise is the difference to
+the float form. It is told as a signal-to-noise ratio: ten times the decimal logarithm
+of the sum of squares of the values over that of the differences, in dB. Six dB more are
+one bit more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from geutil.errors import QuantizeError, Words
+from geutil.graph import creation, functions
+from geutil.graph.types import Tensor
+from geutil.quantize.calibration.ranges import frozen, range_values, unquantized
+from geutil.quantize.joined_inputs import are_uneven, parts_of
+from geutil.quantize.partial_copy import PartialCopy, Replace
+from geutil.quantize.schemes import QUANTIZE
+from geutil.quantize.tflite.converter_workarounds import read_instead
+from geutil.quantize.tflite.runner import Runner
+from geutil.quantize.tflite.stored_results import (
+    FileTensor,
+    StoredResult,
+    file_tensors,
+    range_of_simulation,
+    step_of_simulation,
+    stored_results,
+)
+from geutil.select.names import LayerNames, with_layer
+from geutil.tflite.parts import Array
+
+
+@dataclass(frozen=True)
+class LayerNoise:
+    """The noise of quantization at the result of one op.
+
+    Ratios are infinite where there is no noise at all, and minus infinity where there
+    is noise and no signal, or values become infinite. Values that are not finite in
+    float are left out.
+
+    Attributes:
+        op: the op whose kernel makes the result, by name.
+        op_type: its type.
+        tensor: the result, by name: that of the last op that the kernel takes in.
+        own: the signal-to-noise ratio, in dB, with this op quantized alone: its weights
+            and its result are rounded; its inputs are in float.
+        accumulated: the same with all ops quantized.
+        cosine: the cosine between the result in float and with all ops quantized.
+        clipped: the share of values in float that lie outside the range in which the
+            result is stored, by more than half a step, which rounding explains; None if
+            it is stored in float.
+        file_tensor: the tensor of the file that holds the result; "" if none is known.
+        file_steps: the largest difference between file and simulation in steps; of
+            floats a step is 1/255 of their span. None if no tensor is known.
+        file_ratio: the signal-to-noise ratio of the file's tensor, in dB; or None.
+        unmatched: why no tensor of the file is known; "" if one is.
+        silent: whether all values are zero in float, so that an infinite ratio says
+            nothing: the data does not reach the layer, or a Relu lets none through.
+        keras_layer: the path of the Keras layer that it is in; "" if there is none.
+        parts: of a concat the same for each input, whose op is in the place of
+            `tensor`, if some take 16 times as much of the range as others.
+    """
+
+    op: str
+    op_type: str
+    tensor: str
+    own: float
+    accumulated: float
+    cosine: float
+    clipped: float | None
+    file_tensor: str = ""
+    file_steps: float | None = None
+    file_ratio: float | None = None
+    unmatched: str = ""
+    silent: bool = False
+    keras_layer: str = ""
+    parts: tuple[LayerNoise, ...] = ()
+
+    @property
+    def worst(self) -> LayerNoise:
+        """The noisiest by itself: the layer as a whole, or a part of it."""
+        return min((self, *self.parts), key=lambda noise: noise.own)
+
+    def __str__(self) -> str:
+        clipped = "float" if self.clipped is None else f"{self.clipped:.2%} clipped"
+        file = f"no tensor: {self.unmatched}"
+        if self.file_steps is not None and self.file_ratio is not None:
+            file = f"{self.file_steps:.3g} step(s) off, {self.text(self.file_ratio)}"
+        parts = "".join(
+            f"; its input {part.tensor}: own {part.text(part.own)}, accumulated "
+            f"{part.text(part.accumulated)}"
+            for part in self.parts
+        )
+        return (
+            f"own {self.text(self.own)}, accumulated {self.text(self.accumulated)}, "
+            f"cosine {self.cosine:.6f}, {clipped}; file: {file}{parts}"
+        )
+
+    def text(self, ratio: float) -> str:
+        """Return one of its ratios as text; "zeros" where all values are zero."""
+        return "zeros" if self.silent and ratio == math.inf else decibels(ratio)
+
+
+def decibels(ratio: float) -> str:
+    """Return a ratio as text.
+
+    Example:
+        >>> from geutil.quantize.tflite.layer_noise import decibels
+        >>> decibels(38.04), decibels(float("inf"))
+        ('38.0 dB', 'exact')
+    """
+    return "exact" if ratio == math.inf else f"{ratio:.1f} dB"
+
+
+def noisiest(layers: Sequence[LayerNoise]) -> LayerNoise | None:
+    """Return the layer that adds most noise by itself; None if none adds any."""
+    noisy = [layer.worst for layer in layers if layer.worst.own < math.inf]
+    return min(noisy, key=lambda layer: layer.own, default=None)
+
+
+_TITLES = ("own", "accumulated", "cosine", "clipped", "file: steps", "dB")
+
+
+def layer_lines(layers: Sequence[LayerNoise]) -> Iterator[str]:
+    """Yield a table of layers in the order of the graph, the noisiest marked."""
+    worst = noisiest(layers)
+    if worst is None:
+        yield f"{len(layers)} layer(s), of which none adds noise"
+    else:
+        yield (
+            f"{len(layers)} layer(s); '{worst.op}' ({worst.op_type}) adds most noise: "
+            f"{decibels(worst.own)} by itself, marked with >"
+        )
+    told = [(each, layer) for layer in layers for each in (layer, *layer.parts)]
+    rows = [_cells(each) for each, _ in told]
+    widths = [max(len(row[i]) for row in (_TITLES, *rows)) for i in range(len(_TITLES))]
+    names = []
+    for each, layer in told:
+        why = f": {layer.unmatched}" if layer.unmatched else ""
+        output = layer.tensor.rpartition(":")[2]
+        which = "" if output == "0" else f":{output}"
+        name = with_layer(layer.keras_layer, layer.op)
+        own = f"{name}{which} ({layer.op_type}){why}"
+        names.append(own if each is layer else f"  its input {each.tensor}")
+    marks = [">" if each is worst else " " for each, _ in told]
+    for mark, cells, name in zip(
+        (" ", *marks), (_TITLES, *rows), ("layer", *names), strict=True
+    ):
+        row = "  ".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True))
+        yield f"{mark} {row}  {name}".rstrip()
+
+
+def _cells(layer: LayerNoise) -> tuple[str, ...]:
+    steps, ratio = layer.file_steps, layer.file_ratio
+    return (
+        layer.text(layer.own),
+        layer.text(layer.accumulated),
+        f"{layer.cosine:.5f}",
+        "float" if layer.clipped is None else f"{layer.clipped:.2%}",
+        "-" if steps is None else f"{steps:.3g}",
+        "-" if ratio is None else layer.text(ratio).removesuffix(" dB"),
+    )
+
+
+_SUMS = ("count", "signal", "own", "accumulated", "dot", "simulated", "outside", "file")
+_EXTREMES = ("apart", "low", "high", "moved")
+_BLOCK = 1 << 14
+"""So many values at once, in float64 and several forms, fit a core's cache."""
+
+
+class NoiseMeter:
+    """Measures the noise of all layers of a model, batch by batch."""
+
+    def __init__(self, model: Any, runner: Runner) -> None:
+        self._runner = runner
+        self._results = stored_results(model)
+        if not self._results:
+            raise QuantizeError(
+                "the model holds no FakeQuant op, so that there is no noise to tell "
+                "layer by layer",
+                remedy=f"quantize it, with {QUANTIZE}, before it is converted, or "
+                f"leave {Words('layers=True')} out",
+            )
+        self._values = range_values(model.graph)
+        self._tensors = file_tensors(model, self._results, runner.file, self._values)
+        # Names that are no names of inputs: results in float are fed beside these.
+        self._inputs = {name: f"x{i}" for i, name in enumerate(model.inputs)}
+        self._float = self._copied(model, unquantized, rounded=False)
+        self._simulated = self._copied(model, frozen(self._values), rounded=True)
+        self._alone = self._each_alone(model)
+
+        def forms(
+            sample: Mapping[str, Tensor], rounded: Mapping[str, Tensor]
+        ) -> tuple[Mapping[str, Tensor], ...]:
+            """Return all results in float, simulated, and each layer alone."""
+            exact = functions.call_function(self._float, sample)
+            simulated = functions.call_function(self._simulated, rounded)
+            fed = {**sample, **{f"t{i}": t for i, t in exact.items()}}
+            return exact, simulated, functions.call_function(self._alone, fed)
+
+        self._run = tf.function(forms, autograph=False)
+        # Behind the results themselves those of which they are joined.
+        self._parts = [
+            (place, part)
+            for place, result in enumerate(self._results)
+            for part in parts_of(result.tensor)
+        ]
+        count = len(self._results) + len(self._parts)
+        self._sums = np.zeros((count, len(_SUMS)))
+        self._most = np.full((count, len(_EXTREMES)), -np.inf)
+
+    def add(self, sample: Mapping[str, Any], rounded: Mapping[str, Any]) -> None:
+        """Take in a batch that the file was run on just now."""
+        forms = self._run(
+            *(
+                {inner: tf.constant(form[name]) for name, inner in self._inputs.items()}
+                for form in (sample, rounded)
+            )
+        )
+        # A result may not be finite once it is simulated, as it may not be in float.
+        with np.errstate(over="ignore", invalid="ignore"):
+            for place in range(len(self._results)):
+                self._add(place, [form[str(place)].numpy() for form in forms])
+
+    def _add(self, place: int, forms: list[Array]) -> None:
+        """Take in a result of a batch: in float, simulated, simulated alone."""
+        found, simulation = self._tensors[place], self._results[place].stored
+        if isinstance(found, FileTensor):
+            stored = self._runner.tensor(found.tensor)
+            moved = stored.shape != forms[0].shape
+            # Of another shape they are compared with nothing; they must only not fail.
+            forms.append(np.zeros_like(forms[0]) if moved else stored)
+            self._most[place, -1] = max(self._most[place, -1], moved)
+        limits = None
+        if simulation is not None:
+            # Half a step on both sides, as rounding goes.
+            low, high = range_of_simulation(simulation, self._values)
+            half = step_of_simulation(simulation, self._values).astype(np.float64) / 2
+            limits = low - half, high + half
+        self._measure(place, forms, found, limits)
+        for row, (whole, part) in enumerate(self._parts, len(self._results)):
+            if whole == place:
+                self._measure(row, [part.of(form) for form in forms], found, limits)
+                self._most[row, -1] = self._most[place, -1]
+
+    def _measure(
+        self,
+        place: int,
+        forms: Sequence[Array],
+        found: FileTensor | str,
+        limits: tuple[Array, Array] | None,
+    ) -> None:
+        """Add up the forms of a result in one row of the sums."""
+        flat = [values.ravel() for values in forms]
+        for start in range(0, flat[0].size, _BLOCK):
+            row = _Row(*(values[start : start + _BLOCK] for values in flat[:3]))
+            outside, noise, apart = 0.0, 0.0, -np.inf
+            if limits is not None:
+                outside = row.outside(*limits)
+            if isinstance(found, FileTensor):
+                noise, apart = row.of_file(flat[3][start : start + _BLOCK], found)
+            self._sums[place] += [*row.sums(), outside, noise]
+            extremes = [apart, -np.min(row.exact), np.max(row.exact)]
+            self._most[place, :3] = np.maximum(self._most[place, :3], extremes)
+
+    def layers(self) -> tuple[LayerNoise, ...]:
+        """Return the measurements in the order of the graph."""
+        noises = [
+            replace(
+                _entry(*self._measured(place, place)), parts=self._uneven_parts(place)
+            )
+            for place in range(len(self._results))
+        ]
+        if not noises:
+            return ()
+        return tuple(LayerNames(self._results[0].op.graph).noted(noises))
+
+    def _measured(
+        self, place: int, row: int
+    ) -> tuple[StoredResult, FileTensor | str, dict[str, float], Array]:
+        sums = dict(zip(_SUMS, map(float, self._sums[row]), strict=True))
+        return self._results[place], self._tensors[place], sums, self._most[row]
+
+    def _uneven_parts(self, place: int) -> tuple[LayerNoise, ...]:
+        """Return the measurements of the parts of a result, if they differ much."""
+        rows = [
+            (row, part)
+            for row, (whole, part) in enumerate(self._parts, len(self._results))
+            if whole == place
+        ]
+        widths = [
+            max(high, 0.0) + max(low, 0.0)
+            for row, _ in rows
+            for _, low, high, _ in [self._most[row]]
+        ]
+        if not are_uneven(widths):
+            return ()
+        return tuple(
+            replace(_entry(*self._measured(place, row)), tensor=part.name)
+            for row, part in rows
+        )
+
+    def _copied(self, model: Any, stand_ins: Replace, *, rounded: bool) -> Any:
+        """Return a function of the model that returns all results."""
+        copy = PartialCopy(model.graph, model.inputs, stand_ins)
+        tensors = copy.of([_rounded(r) if rounded else r.tensor for r in self._results])
+        return self._built(copy, tensors, {})
+
+    def _each_alone(self, model: Any) -> Any:
+        """Return a function of ops that read the results of others in float."""
+        copy = PartialCopy(model.graph, model.inputs, frozen(self._values))
+        wanted = [t for r in self._results for t in (r.tensor, _rounded(r))]
+        copies = copy.of(wanted)
+        exact, rounded = copies[::2], copies[1::2]
+        fed: dict[str, Tensor] = {}
+        simulations = {t.op for t, e in zip(rounded, exact, strict=True) if t is not e}
+        with creation.neutral(copy.graph):
+            for i, (tensor, result) in enumerate(zip(exact, rounded, strict=True)):
+                fed[f"t{i}"] = tf.compat.v1.placeholder(tensor.dtype, tensor.shape)
+                readers = [op for op in tensor.consumers() if op not in simulations]
+                read_instead(readers, tensor, fed[f"t{i}"])
+                if result is not tensor:
+                    read_instead(result.consumers(), result, fed[f"t{i}"])
+        return self._built(copy, rounded, fed)
+
+    def _built(
+        self, copy: PartialCopy, tensors: Sequence[Tensor], fed: Mapping[str, Tensor]
+    ) -> Any:
+        with creation.neutral(copy.graph):
+            outputs = {str(i): tf.identity(t) for i, t in enumerate(tensors)}
+        inputs = {self._inputs[name]: t for name, t in copy.inputs.items()}
+        return functions.build_function(copy.graph, {**inputs, **fed}, outputs, [], [])
+
+
+def _rounded(result: StoredResult) -> Tensor:
+    simulation = result.simulation
+    return result.tensor if simulation is None else simulation.outputs[0]
+
+
+class _Row:
+    """Values of a result in three forms, those that are finite in float."""
+
+    def __init__(self, exact: Array, simulated: Array, alone: Array) -> None:
+        self._counted = np.isfinite(exact)
+        self._count = np.count_nonzero(self._counted)
+        self.exact, self._simulated, self._alone = map(
+            self._flat, (exact, simulated, alone)
+        )
+
+    def _flat(self, values: Array) -> Array:
+        # In float64, since sums of squares of millions of values are compared.
+        return self._only_counted(values.astype(np.float64))
+
+    def _only_counted(self, values: Array) -> Array:
+        if self._count == values.size:
+            return values
+        return np.where(self._counted, values, 0.0)
+
+    def sums(self) -> list[float]:
+        """Return the sums up to the one of simulated values, as `_SUMS` has them."""
+        exact, simulated = self.exact, self._simulated
+        own, accumulated = self._alone - exact, simulated - exact
+        return [
+            self._count,
+            exact @ exact,
+            own @ own,
+            accumulated @ accumulated,
+            exact @ simulated,
+            simulated @ simulated,
+        ]
+
+    def outside(self, low: Array, high: Array) -> float:
+        """Return how many values lie outside a range."""
+        out = (self.exact < low) | (self.exact > high)
+        return float(np.count_nonzero(self._only_counted(out)))
+
+    def of_file(self, stored: Array, found: FileTensor) -> list[float]:
+        """Return the noise of a file's tensor, and how many steps it is apart."""
+        levels = self._flat(stored)
+        values, expected = levels, self._simulated
+        if found.step:
+            values = (levels - found.zero) * found.step
+            rounded = np.round(self._simulated / found.step) + found.zero
+            expected = np.clip(rounded, *found.limits)
+        error = self._only_counted(values) - self.exact
+        apart = self._only_counted(np.abs(expected - levels))
+        return [error @ error, np.max(apart)]
+
+
+def _entry(
+    result: StoredResult,
+    found: FileTensor | str,
+    sums: Mapping[str, float],
+    extremes: Array,
+) -> LayerNoise:
+    """Return the measurements of one result."""
+    apart, low, high, moved = map(float, extremes)
+    if moved > 0:
+        found = "its tensor has another shape in the file"
+    share = sums["outside"] / sums["count"] if sums["count"] else 0.0
+    lengths = math.sqrt(sums["signal"] * sums["simulated"])
+    noise = LayerNoise(
+        result.op.name,
+        result.op.type,
+        result.tensor.name,
+        _ratio(sums["signal"], sums["own"]),
+        _ratio(sums["signal"], sums["accumulated"]),
+        # Of two that are all zeros it is 1.
+        sums["dot"] / lengths
+        if lengths
+        else float(sums["signal"] == sums["simulated"]),
+        None if result.stored is None else float(share),
+        silent=sums["signal"] == 0.0,
+    )
+    if isinstance(found, str):
+        return replace(noise, unmatched=found)
+    step = 1.0 if found.step else (low + high) / 255 or 1.0
+    return replace(
+        noise,
+        file_tensor=found.tensor.name,
+        file_steps=apart / step,
+        file_ratio=_ratio(sums["signal"], sums["file"]),
+    )
+
+
+def _ratio(signal: float, noise: float) -> float:
+    """Return a signal-to-noise ratio in dB, from sums of squares."""
+    if noise == 0.0:
+        return math.inf
+    if not math.isfinite(noise):
+        # Something that is finite in float is not when it is simulated.
+        return -math.inf
+    return 10.0 * math.log10(signal / noise) if signal > 0.0 else -math.inf

@@ -1,0 +1,403 @@
+"""Edits of TFLite files in place: reroute, swap, bypass, insert, replace, expose."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from geutil.errors import TFLiteError
+from geutil.tflite import effects, looking, making
+from geutil.tflite.arguments import checked
+from geutil.tflite.edit_plan import EditPlan, Incoming, check_alike
+from geutil.tflite.looking import GraphLike, OpLike, OpsLike, TensorLike, TensorsLike
+from geutil.tflite.parts import (
+    Buffer,
+    Contents,
+    LiteGraph,
+    LiteOp,
+    LiteSignature,
+    LiteTensor,
+)
+from geutil.tflite.type_changes import give_ends
+
+Replacement = str | LiteOp | LiteGraph | Contents
+
+
+@checked
+def reroute(
+    file: Contents,
+    old: TensorLike,
+    new: TensorLike,
+    *,
+    consumers: OpsLike | None = None,
+    graph: GraphLike = None,
+) -> None:
+    """Let the readers of a tensor read another one of its type and shape.
+
+    Args:
+        old: the tensor that is read.
+        new: the tensor that will be.
+        consumers: the ops that change over; all, and the outputs, if None.
+
+    Raises:
+        TFLiteError: the two differ in type, shape or quantization, there would be a
+            circle, or metadata tie ops by their places. Nothing has changed.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.reroute("a", "x")
+        >>> m.op("b").inputs
+        (<LiteTensor 'x' float32 [4]>,)
+    """
+    own = looking.graph_of(file, graph)
+    before = looking.tensor_of(file, old, own)
+    after = looking.tensor_of(file, new, own)
+    check_alike(after, before)
+    plan = EditPlan(file, own)
+    chosen = _readers(file, consumers, before, own)
+    plan.reroute({before: after}, chosen, outputs=chosen is None)
+    plan.apply("a reroute")
+
+
+def _readers(
+    file: Contents, consumers: OpsLike | None, tensor: LiteTensor, graph: LiteGraph
+) -> list[LiteOp] | None:
+    """Return chosen readers of a tensor; None for all, and the outputs."""
+    if consumers is None:
+        return None
+    chosen = looking.ops_of(file, consumers, graph)
+    for op in chosen:
+        if op not in tensor.readers:
+            raise TFLiteError(f"{op!r} does not read {tensor!r}")
+    return chosen
+
+
+@checked
+def swap(
+    file: Contents, one: TensorLike, other: TensorLike, *, graph: GraphLike = None
+) -> None:
+    """Let two tensors change their readers, as two calls of `reroute` at once.
+
+    Raises:
+        TFLiteError: see `reroute`. Nothing has changed.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> one, other = (m.add(kind, [x], name=kind) for kind in ("NEG", "EXP"))
+        >>> m.set_outputs([m.add("SUB", [one, other], name="y")])
+        >>> m.swap("NEG", "EXP")
+        >>> [t.name for t in m.op("y").inputs]
+        ['EXP', 'NEG']
+    """
+    own = looking.graph_of(file, graph)
+    a, b = (looking.tensor_of(file, item, own) for item in (one, other))
+    check_alike(a, b)
+    plan = EditPlan(file, own)
+    plan.reroute({a: b, b: a})
+    plan.apply("a swap")
+
+
+@checked
+def bypass(
+    file: Contents,
+    op: OpLike,
+    read: TensorLike | None = None,
+    *,
+    graph: GraphLike = None,
+) -> None:
+    """Leave out an op: the readers of its result read its input.
+
+    Args:
+        op: the op, or the name of the tensor that it makes.
+        read: the input to read; the only one that is no constant if None.
+
+    Raises:
+        TFLiteError: input and result differ in type, shape or quantization, or it
+            makes several. Nothing has changed.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.bypass("a")
+        >>> m.find()
+        (<LiteOp EXP -> 'b'>,)
+    """
+    own = looking.graph_of(file, graph)
+    passed = looking.op_of(file, op, own)
+    if len(passed.outputs) != 1:
+        raise TFLiteError(
+            f"{passed!r} makes {len(passed.outputs)} tensors, and a bypass is for ops "
+            "that make one; reroute each of them"
+        )
+    if read is None:
+        fed = [t for t in passed.inputs if t and not looking.is_constant(t, own)]
+        if len(fed) != 1:
+            raise TFLiteError(
+                f"{passed!r} reads {len(fed)} tensors that are no constants; name the "
+                "one that its readers shall read"
+            )
+        after = fed[0]
+    else:
+        after = looking.tensor_of(file, read, own)
+        if after not in passed.inputs:
+            raise TFLiteError(f"{passed!r} does not read {after!r}")
+    check_alike(after, passed.outputs[0])
+    plan = EditPlan(file, own)
+    plan.reroute({passed.outputs[0]: after})
+    plan.put((), [passed])
+    plan.apply("a bypass")
+
+
+@checked
+def remove(file: Contents, ops: OpsLike, *, graph: GraphLike = None) -> None:
+    """Leave out ops whose results nothing else reads.
+
+    Raises:
+        TFLiteError: something reads them. Nothing has changed.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> y = m.add("NEG", [x], name="unread")
+        >>> m.remove("unread")
+        >>> m.find()
+        ()
+    """
+    own = looking.graph_of(file, graph)
+    plan = EditPlan(file, own)
+    plan.put((), looking.ops_of(file, ops, own))
+    plan.apply("removing ops")
+
+
+@checked
+def insert(
+    file: Contents,
+    tensor: TensorLike,
+    by: Replacement,
+    *,
+    consumers: OpsLike | None = None,
+    name: str | None = None,
+    graph: GraphLike = None,
+    **options: Any,
+) -> LiteTensor:
+    """Put an op or a part between a tensor and its readers.
+
+    Args:
+        tensor: the tensor.
+        by: the kind of an op that reads it and makes its like; an op in no subgraph
+            that reads it; or a file, or a subgraph, that takes one tensor and gives
+            one.
+        consumers: the readers behind it; all, and the outputs, if None.
+        name: the name of the new tensor.
+        **options: the options of the kind.
+
+    Returns:
+        The tensor that they read now.
+
+    Raises:
+        TFLiteError: it differs from the old one in type, shape or quantization, or
+            metadata tie ops by their places. Nothing has changed.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("NEG", [x], name="a")])
+        >>> m.insert("a", "RELU")
+        <LiteTensor 'a/relu' float32 [4]>
+    """
+    own = looking.graph_of(file, graph)
+    before = looking.tensor_of(file, tensor, own)
+    chosen = _readers(file, consumers, before, own)
+    plan, part = EditPlan(file, own), None
+    if isinstance(by, str):
+        after = before.copied()
+        after.buffer, after.is_variable = Buffer(), False
+        ops = [making.new_op(by, [before], [after], options)]
+    elif isinstance(by, LiteOp):
+        if options:
+            raise TFLiteError("options are for a kind; an op has its own")
+        _check_free(by)
+        if before not in by.inputs or len(by.outputs) != 1:
+            raise TFLiteError(f"{by!r} has to read {before!r} and make one tensor")
+        after, ops = by.outputs[0], [by]
+    else:
+        part = Incoming(file, own, by)
+        ops, given = part.replace([before])
+        if len(given) != 1:
+            raise TFLiteError(f"the part gives {len(given)} tensors, and one is needed")
+        after = given[0]
+    check_alike(after, before)
+    if name is not None or not isinstance(by, LiteOp):
+        after.name = looking.free_name(
+            name or f"{before.name}/{by.lower() if isinstance(by, str) else 'part'}",
+            (t.name for t in own.tensors),
+        )
+    plan.reroute({before: after}, chosen, outputs=chosen is None)
+    # An op that reads the tensor itself is not among the readers that move.
+    readers = [op for op in plan.ops if op in (chosen or before.readers)]
+    at = plan.ops.index(readers[0]) if readers else len(plan.ops)
+    plan.ops[at:at] = ops
+    plan.apply("an insertion")
+    if part is not None:
+        part.settle()
+    return after
+
+
+def _check_free(op: LiteOp) -> None:
+    if op.graph is not None:
+        raise TFLiteError(f"{op!r} is in a subgraph already; pass op.copied({{}})")
+
+
+@checked
+def replace(
+    file: Contents,
+    ops: OpsLike,
+    by: Replacement,
+    *,
+    inputs: TensorsLike | None = None,
+    graph: GraphLike = None,
+    **options: Any,
+) -> tuple[LiteOp, ...]:
+    """Replace ops by other ones, or by a part of a file.
+
+    Args:
+        ops: the ops: objects, tensors that they make, places, a slice or a range.
+        by: the kind of the op that replaces each of them; an op in no subgraph that
+            replaces all; or a file, or a subgraph, whose inputs and outputs are put
+            in the place of theirs, in the order of `boundary`.
+        inputs: the tensors that a part takes, in the order of its inputs; those of
+            the boundary if None.
+        **options: the options of the kind.
+
+    Returns:
+        The new ops.
+
+    Raises:
+        TFLiteError: ends differ in number, type, shape or quantization, or metadata
+            tie ops by their places. Nothing has changed.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("RELU6", [x], name="y")])
+        >>> m.replace("y", "RELU")
+        (<LiteOp RELU -> 'y'>,)
+    """
+    own = looking.graph_of(file, graph)
+    chosen = looking.ops_of(file, ops, own)
+    plan = EditPlan(file, own)
+    if isinstance(by, str):
+        new = [making.new_op(by, op.inputs, op.outputs, options) for op in chosen]
+        for op, other in zip(chosen, new, strict=True):
+            plan.put([other], [op])
+        plan.apply("a replacement")
+        return (*new,)
+    if options:
+        raise TFLiteError("options are for a kind; ops and parts have their own")
+    part = None
+    taken, given = looking.boundary_of(chosen, own)
+    if inputs is not None:
+        taken = looking.tensors_of(file, inputs, own)
+    if isinstance(by, LiteOp):
+        _check_free(by)
+        for t in by.inputs:
+            if t and not own.has_tensor(t) and t.makers:
+                raise TFLiteError(f"{by!r} reads {t!r}, which is in another subgraph")
+        new = [by]
+        made = {*by.outputs}
+        missing = [t for t in given if t not in made]
+        if missing:
+            moves = dict(zip(given, by.outputs, strict=False))
+            if len(given) != len(by.outputs) or made & {*given}:
+                raise TFLiteError(
+                    f"{by!r} does not make {', '.join(map(repr, missing))}, which is "
+                    "read behind the ops"
+                )
+            for old, after in moves.items():
+                check_alike(after, old)
+            plan.reroute(moves)
+    else:
+        part = Incoming(file, own, by)
+        new, _ = part.replace(taken, given)
+    plan.put(new, chosen)
+    plan.apply("a replacement")
+    if part is not None:
+        part.settle()
+    return (*new,)
+
+
+@checked
+def expose(
+    file: Contents,
+    tensors: TensorsLike | Mapping[str, TensorLike],
+    *,
+    graph: GraphLike = None,
+) -> None:
+    """Let tensors be outputs besides those that there are.
+
+    Args:
+        tensors: the tensors, their names, or a mapping from the name of each in
+            signatures.
+
+    Raises:
+        TFLiteError: a signature has an output of the name, or a tensor is a handle.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.expose("a")
+        >>> [t.name for t in m.graphs[0].outputs]
+        ['b', 'a']
+    """
+    own = looking.graph_of(file, graph)
+    named: dict[LiteTensor, str] = {}
+    looking.check_uncalled(file, own, "another output")
+    signatures = looking.signatures_of(file, own)
+    if isinstance(tensors, Mapping):
+        for name, item in tensors.items():
+            t = looking.tensor_of(file, item, own)
+            if named.setdefault(t, name) != name:
+                raise TFLiteError(
+                    f"{t!r} cannot be called '{named[t]}' and '{name}'; pass one"
+                )
+        _check_can_be_named(own, signatures, named)
+    else:
+        named = {t: t.name for t in looking.tensors_of(file, tensors, own)}
+    for t in named:
+        if t.dtype in ("resource", "variant"):
+            raise TFLiteError(f"{t!r} is a handle and cannot be an output")
+    effects.check_places_are_free(file, "another output")
+    new = [t for t in named if t not in own.outputs]
+    give_ends(file, own, "outputs", (*own.outputs, *new), named)
+
+
+def _check_can_be_named(
+    graph: LiteGraph,
+    signatures: Sequence[LiteSignature],
+    named: Mapping[LiteTensor, str],
+) -> None:
+    """Refuse names that no signature would hold."""
+    if named and not signatures:
+        raise TFLiteError(
+            f"names are those of a signature, and {graph!r} has none; pass the tensors "
+            "alone, or call add_signature first"
+        )
+    for t, name in named.items():
+        for s in signatures:
+            if t in graph.outputs and s.outputs.get(name) is not t:
+                raise TFLiteError(
+                    f"{t!r} is an output already, and signature '{s.key}' does not "
+                    f"call it '{name}'; use rename"
+                )
