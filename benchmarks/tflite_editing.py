@@ -181,7 +181,7 @@ def free_batch(file: LiteFile, runner: Runner) -> Outcome:
 def constants(file: LiteFile, runner: Runner) -> Outcome:
     """Constants that are read and written back are those of before."""
     before = tflite.open(file.to_bytes())
-    names = [name for graph in file.graphs for name in {t.name for t in graph.tensors}]
+    names = [t.name for t in file.tensors]
     for name in file.constants:
         if names.count(name) == 1 and not file.constants.tensor(name).is_sparse:
             file.constants[name] = file.constants[name]

@@ -212,16 +212,14 @@ def greedy_offsets(
         >>> greedy_offsets([a, b, c])
         [320, 0, 320]
     """
-    count = len(buffers)
     first = np.array([b.first for b in buffers], np.int64)
     last = np.array([b.last for b in buffers], np.int64)
     sizes = [b.size for b in buffers]
     if fit == "first":
         sizes = [_aligned(size, alignment) for size in sizes]
     turns = _turns(buffers, sizes, fit)
-    offsets = np.zeros(count, np.int64)
-    ends = np.zeros(count, np.int64)
-    is_placed = np.zeros(count, bool)
+    offsets, ends = np.zeros_like(first), np.zeros_like(first)
+    is_placed = np.zeros(len(buffers), bool)
     for i in turns:
         if not sizes[i]:
             continue
@@ -237,14 +235,7 @@ def greedy_offsets(
 def arena_bytes(
     buffers: Sequence[ArenaBuffer], *, alignment: int = 64, fit: Fit = "tightest"
 ) -> int:
-    """Return the bytes of the arena in which buffers are placed greedily.
-
-    Args:
-        buffers: in any order.
-        alignment: as of `greedy_offsets`.
-        fit: likewise.
-
-    Cost: that of `greedy_offsets`.
+    """Return the bytes of the arena in which `greedy_offsets` places buffers.
 
     Example:
         >>> ends = [(0, 1, 100), (1, 2, 300), (2, 3, 50)]
@@ -330,18 +321,18 @@ class ArenaProgram:
     @cached_property
     def before(self) -> list[list[int]]:
         """For each operation, those that must run before it."""
-        before: list[list[int]] = [[] for _ in range(self.count)]
-        for earlier, later in self.edges:
-            before[later].append(earlier)
-        return before
+        return self._ends([(later, earlier) for earlier, later in self.edges])
 
     @cached_property
     def behind(self) -> list[list[int]]:
         """For each operation, those that must run behind it."""
-        behind: list[list[int]] = [[] for _ in range(self.count)]
-        for earlier, later in self.edges:
-            behind[earlier].append(later)
-        return behind
+        return self._ends(self.edges)
+
+    def _ends(self, pairs: Sequence[tuple[int, int]]) -> list[list[int]]:
+        ends: list[list[int]] = [[] for _ in range(self.count)]
+        for one, other in pairs:
+            ends[one].append(other)
+        return ends
 
     def buffers(self, order: Sequence[int]) -> list[ArenaBuffer]:
         """Return the buffers of an order: of the values, then the temporary ones."""
@@ -438,10 +429,10 @@ class RuntimeArena:
         return ArenaProgram(
             program.count,
             [
-                Value(-(-v.size // step) * step, v.maker, v.users, v.is_kept)
+                Value(_aligned(v.size, step), v.maker, v.users, v.is_kept)
                 for v in program.values
             ],
-            [[-(-n // step) * step for n in sizes] for sizes in program.temporaries],
+            [[_aligned(n, step) for n in sizes] for sizes in program.temporaries],
             program.after,
         )
 

@@ -18,14 +18,18 @@ at a time, and what makes the arena no larger is kept.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from geutil.graph.walks import tree
 from geutil.tflite.arena import ArenaProgram
 
 Order = Sequence[int]
+_Partial = tuple[tuple[int, ...], int, tuple[int, ...], list[int]]
+"""The operations that have run, the next one, those that could run in its place, and
+for each operation how many it waits for."""
 
 _LONGEST_BURST = 48
 """So many operations are looked ahead for what ends with no more bytes alive."""
@@ -33,9 +37,9 @@ _NEAR = 0.5
 """Half of the moves start from an operation near the step where most is alive."""
 _RUNS = 0.5
 """Half of the moves swap two runs of operations."""
-_LONGEST_RUN = 12
 _WINDOW = 6
 """As near as this."""
+_LONGEST_RUN = 2 * _WINDOW
 
 
 class LeastPeak(NamedTuple):
@@ -47,12 +51,7 @@ class LeastPeak(NamedTuple):
     states: int
 
 
-def least_peak(
-    program: ArenaProgram,
-    known: Iterable[Sequence[int]] = (),
-    *,
-    iterations: int = 20_000,
-) -> LeastPeak:
+def least_peak(program: ArenaProgram, *, iterations: int = 20_000) -> LeastPeak:
     """Return an order in which the fewest bytes are alive at once.
 
     Example:
@@ -68,8 +67,7 @@ def least_peak(
         >>> found.order, found.peak, found.bound
         ([1, 2, 0, 3], 110, 110)
     """
-    orders = [list(range(program.count)), *map(list, known)]
-    best = min(orders, key=program.peak)
+    best = [*range(program.count)]
     space = _Space(program)
     upper, bound, states = program.peak(best), space.bound, 0
     # A size asked for in vain without a proof is not asked for again.
@@ -271,7 +269,6 @@ def least_arena(
     *,
     enough: int,
     tries: int = 200,
-    seed: int = 0,
 ) -> LeastArena:
     """Return the best of some orders, and of such that one move after another leads to.
 
@@ -290,7 +287,7 @@ def least_arena(
     if every is not None:
         better = min(every, key=cost)
         return LeastArena(better if cost(better) < cost(best) else best, True)
-    mover = _Mover(program, random.Random(seed))
+    mover = _Mover(program, random.Random(0))
     for start in starts:
         order = _descent(start, cost, mover, enough, tries // len(starts))
         best = order if cost(order) < cost(best) else best
@@ -324,32 +321,26 @@ def all_orders(program: ArenaProgram, most: int) -> list[list[int]] | None:
         [[0, 1, 2], [0, 2, 1], [2, 0, 1]]
         >>> all_orders(ArenaProgram(3, [], after=[(0, 1)]), 2)
     """
-    waits, behind = list(map(len, program.before)), program.behind
-    found: list[list[int]] = []
-    order: list[int] = []
-    # Ops that may still run in each step, behind those that ran; the last is next.
-    choices = [[i for i, n in enumerate(waits) if not n][::-1]]
-    ready = [list(choices[0])]
-    while choices:
-        if len(order) == program.count:
-            found.append(list(order))
-            if len(found) > most:
-                return None
-        if choices[-1]:
-            i = choices[-1].pop()
-            order.append(i)
-            for j in behind[i]:
-                waits[j] -= 1
-            new = [j for j in behind[i] if not waits[j]]
-            left = sorted([*(j for j in ready[-1] if j != i), *new], reverse=True)
-            ready.append(left)
-            choices.append(list(left))
-            continue
-        choices.pop()
-        ready.pop()
-        if order:
-            for j in behind[order.pop()]:
-                waits[j] += 1
+    waits = [*map(len, program.before)]
+    first = tuple(i for i, n in enumerate(waits) if not n)
+
+    def following(at: _Partial) -> Iterator[_Partial]:
+        order, i, ready, waits = at
+        left, behind = [*waits], program.behind[i]
+        for j in behind:
+            left[j] -= 1
+        new = (j for j in behind if not left[j])
+        ready = tuple(sorted({*ready, *new} - {i}))
+        order = (*order, i)
+        return ((order, j, ready, left) for j in ready)
+
+    found: list[list[int]] = [] if first else [[]]
+    starts: list[_Partial] = [((), i, first, waits) for i in first]
+    for order, i, *_ in tree(starts, following):
+        if len(order) == program.count - 1:
+            found.append([*order, i])
+        if len(found) > most:
+            return None
     return found
 
 

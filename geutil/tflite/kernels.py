@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from geutil.graph import op_types
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.op_types import PLACEHOLDERS
 from geutil.graph.types import Operation, Tensor
+from geutil.graph.walks import walk
 from geutil.tflite.parts import FLEX
 from geutil.tflite.schema import words
 
@@ -143,6 +145,7 @@ def can_compute(kind: str, op: Operation) -> bool:
 
 FARTHEST = 64
 """How many ops are looked at for one of the file: what a kernel takes in is few."""
+# So few ops of one type and one input are compared, so that a walk stays linear.
 _ALIKE = 8
 Value = tuple[int, int]
 """An op by its place, and which of its outputs."""
@@ -266,12 +269,13 @@ class DataFlow:
         return [self.places[name] for name in names if name in self.places]
 
     def ahead_of(self, place: int) -> Iterator[int]:
-        """Yield an op, and those ahead of it through ops that kernels take in."""
-        waiting, seen = deque([place]), {place}
-        while waiting and len(seen) <= FARTHEST:
-            place = waiting.popleft()
-            yield place
-            if self.is_taken_through(place):
-                new = [p for p, _ in self.reads[place] if p not in seen]
-                seen.update(new)
-                waiting.extend(new)
+        """Return an op, and those ahead of it through ops that kernels take in."""
+        return islice(
+            walk(
+                [place],
+                lambda p: (
+                    [q for q, _ in self.reads[p]] if self.is_taken_through(p) else ()
+                ),
+            ),
+            FARTHEST,
+        )

@@ -16,6 +16,7 @@ from itertools import islice
 
 from geutil.graph import op_types
 from geutil.graph.types import Operation
+from geutil.graph.walks import walk
 from geutil.tflite import kernels
 from geutil.tflite.kernels import FARTHEST, DataFlow, Value
 from geutil.tflite.op_names import called, names_result, sources_of
@@ -411,22 +412,20 @@ class _Matcher:
 
     def _reads_all(self, place: int, given: _Given) -> bool:
         """Tell whether an op reads exactly the given values."""
-        flow = self._flow
-        waiting, seen, hit = list(flow.reads[place]), set[Value](), set[Value]()
-        while waiting:
-            value = waiting.pop()
-            if value in seen:
-                continue
-            seen.add(value)
+        flow, hit = self._flow, set[Value]()
+
+        def behind(value: Value) -> Sequence[Value]:
+            return () if value in given.every else flow.reads[value[0]]
+
+        for count, value in enumerate(walk(flow.reads[place], behind)):
             source = value[0]
             if value in given.every:
                 hit.add(value)
                 continue
             taken = flow.is_taken_through(source) or given.loose
             stops = not flow.reads[source] or self._parts.are_between(source)
-            if stops or not taken or len(seen) > FARTHEST:
+            if stops or not taken or count >= FARTHEST:
                 return False
-            waiting += flow.reads[source]
         return all(hit & values for values in given.values)
 
 

@@ -39,6 +39,7 @@ from geutil.tflite.scales import (
     bias_steps,
     faults_of_steps,
     integers_of,
+    layer_inputs,
     numbers_of,
 )
 from geutil.tflite.schema import DTYPES, PACKED_BITS
@@ -293,12 +294,7 @@ def _check_steps(tensor: LiteTensor, steps: Quantization) -> None:
             "these"
         )
     scales = np.asarray(steps.scales)
-    is_weight = any(
-        op.kind in BIASED and place == BIASED[op.kind][1]
-        for op in tensor.consumers
-        for place, one in enumerate(op.inputs)
-        if one is tensor
-    )
+    is_weight = any(layer_inputs(op)[1] is tensor for op in tensor.consumers)
     if any(steps.zero_points) and is_weight and tensor.dtype != "uint8":
         raise TFLiteError(
             f"the zero point of {tensor.label} is 0 in the kernels that read it"
@@ -381,17 +377,12 @@ def _biases(
     """Return the biases of ops that read tensors with new steps, in their own."""
     found: dict[tuple[LiteOp, int], tuple[Array, Quantization]] = {}
     for op in dict.fromkeys(op for member in members for op in member.readers):
-        places = BIASED.get(op.kind)
-        old = bias_steps(op)
-        if places is None or old is None:
+        (*_, bias), old, own = layer_inputs(op), bias_steps(op), bias_steps(op, new)
+        if bias is None or old is None or own is None:
             continue
-        bias = op.inputs[places[2]]
-        if bias is None or not bias.buffer.size:
-            if bias is not None:
-                raise TFLiteError(f"the bias of {op!r} is computed, and cannot follow")
-            continue
-        own = bias_steps(op, new)
-        if own is None or own == old:
+        if not bias.buffer.size:
+            raise TFLiteError(f"the bias of {op!r} is computed, and cannot follow")
+        if own == old:
             continue
         # The kernel reads integers without steps in those that it expects.
         exact = numbers(bias)
@@ -403,7 +394,7 @@ def _biases(
                 f"the bias of {op!r} does not fit {bias.dtype} in steps of "
                 f"{min(own.scales):.4g}; take a larger scale"
             )
-        found[op, places[2]] = made, own
+        found[op, BIASED[op.kind][2]] = made, own
     return found
 
 

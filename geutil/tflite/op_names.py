@@ -99,8 +99,8 @@ def file_names(names: Sequence[str]) -> dict[str, str]:
 
     Example:
         >>> from geutil.tflite.op_names import file_names
-        >>> file_names(["image", "in", "a/b", "a_b"])
-        {'image': 'image', 'in': 'in_', 'a/b': 'a_b_1', 'a_b': 'a_b'}
+        >>> file_names(["image", "in", "a/b", "a_b", "1st"])
+        {'image': 'image', 'in': 'in_', 'a/b': 'a_b_1', 'a_b': 'a_b', '1st': '_1st'}
     """
     file_name_of: dict[str, str] = {}
     used_names = {name for name in names if _is_callable(name)}

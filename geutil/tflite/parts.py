@@ -653,7 +653,7 @@ class Contents:
     """
 
     def __init__(self) -> None:
-        """Make an op that belongs to no graph yet."""
+        """Begin a file without subgraphs."""
         self.graphs: list[LiteGraph] = []
         self.signatures: dict[str, LiteSignature] = {}
         self.metadata: dict[str, Buffer] = {}

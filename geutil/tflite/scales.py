@@ -120,14 +120,23 @@ def integers_of(numbers: Array, steps: Quantization, dtype: str) -> tuple[Array,
     return stored.astype(DTYPES.get(dtype, np.int8)), stored != wanted
 
 
+Three = tuple[LiteTensor | None, LiteTensor | None, LiteTensor | None]
+
+
+def layer_inputs(op: LiteOp) -> Three:
+    """Return the input, weights and bias of an op; None for those that it lacks."""
+    places = None if op.is_custom else BIASED.get(op.kind)
+    if places is None:
+        return None, None, None
+    read = dict(enumerate(op.inputs))
+    return read.get(places[0]), read.get(places[1]), read.get(places[2])
+
+
 def bias_steps(
     op: LiteOp, new: Mapping[LiteTensor, Quantization] = MappingProxyType({})
 ) -> Quantization | None:
     """Return the steps of an op's bias where some tensors have new ones, or None."""
-    places = BIASED.get(op.kind)
-    if places is None or op.is_custom or places[2] >= len(op.inputs):
-        return None
-    x, weights, bias = (op.inputs[place] for place in places)
+    x, weights, bias = layer_inputs(op)
     if x is None or weights is None or bias is None or bias.dtype not in _WIDE:
         return None
     of_x, of_weights = (new.get(t, t.quantization) for t in (x, weights))

@@ -32,11 +32,11 @@ from geutil.tflite.cutting import of_blocks
 from geutil.tflite.kinds import KINDS, MANY, OTHER
 from geutil.tflite.parts import Contents, LiteOp, LiteTensor
 from geutil.tflite.scales import (
-    BIASED,
     FIXED_SCALE,
     ONE_SCALE,
     STEPPED,
     faults_of_steps,
+    layer_inputs,
     one_step,
 )
 from geutil.tflite.schema import (
@@ -138,12 +138,7 @@ by 2.4e-7."""
 
 def _bias(op: LiteOp) -> Iterator[str]:
     """Yield the faults of a bias: its type, its length, its scale."""
-    places = BIASED.get(op.kind)
-    if op.is_custom or places is None or places[1] >= len(op.inputs):
-        return
-    x, weights, bias = (*op.inputs, None)[places[0]], op.inputs[places[1]], None
-    if places[2] < len(op.inputs):
-        bias = op.inputs[places[2]]
+    x, weights, bias = layer_inputs(op)
     if x is None or weights is None:
         return
     for t in (x, weights, *op.outputs) if x.dtype in _NARROW else ():

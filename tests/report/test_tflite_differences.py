@@ -38,6 +38,7 @@ def test_a_file_computes_the_graph_that_it_was_made_from(name):
     assert list(found.missing) == lost.get(name, [])
     assert {op.op_type for op in found.added} <= {"QUANTIZE", "DEQUANTIZE"}
     assert found.is_empty == (name != "flow")
+    assert len({op.op for op in found.ops}) == len(found.ops)
     sample = tflite_files.SAMPLES[name]()
     file = file_subject(sample.blob, signature=sample.model.signature)
     for pair in pairs_of_file(subject_of(sample.model), file):

@@ -338,3 +338,15 @@ def test_files_that_do_not_fit_are_refused(name):
 def test_a_function_is_converted_first():
     with pytest.raises(ArgumentTypeError, match=r"convert a function by geutil\.model"):
         opened(first).append(tf.function(first))
+
+
+def test_a_refused_join_leaves_no_reader_behind():
+    file, other = tflite.LiteFile(), tflite.LiteFile()
+    ends = [file.add_input(name, "float32", [4]) for name in "ab"]
+    file.set_outputs(file.add("ADD", ends, name="y"))
+    a = other.add_input("a", "float32", [4])
+    other.set_outputs(other.add("RESHAPE", [a], name="b", new_shape=[2, 2]))
+    before = [t.consumers for t in ends]
+    with pytest.raises(TFLiteError, match="their shapes are"):
+        file.prepend(other)
+    assert [t.consumers for t in ends] == before

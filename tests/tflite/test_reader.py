@@ -8,9 +8,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from geutil import tflite
-from geutil.tflite.op_names import UniqueNames, file_names, op_names, spellings
-from geutil.tflite.precision import has_floats, precision_of, stored_bytes
+from geutil import model, quantize, report, tflite
 from tests import tflite_files
 from tests.interpreter import new_interpreter, schema
 from tests.settings import needs_eager
@@ -23,9 +21,6 @@ pytestmark = needs_eager
 def test_tensors_ops_and_signatures_are_those_that_the_interpreter_tells(name):
     blob = tflite_files.SAMPLES[name]().blob
     file = tflite.open(blob)
-    for graph in file.graphs:
-        own = op_names(graph)
-        assert len(set(own)) == len(own) == len(graph.ops)
     if name == "flex":
         return  # TensorFlow Lite alone cannot run it.
     main = file.graphs[0]
@@ -62,31 +57,45 @@ def test_tensors_ops_and_signatures_are_those_that_the_interpreter_tells(name):
 
 
 def test_which_ops_compute_in_floats():
-    of_mixed = tflite.open(tflite_files.mixed().blob).ops
-    assert [has_floats(op) for op in of_mixed] == [False, True, True, True, False]
+    sample = tflite_files.mixed()
+    ends = sample.model.inputs.items()
+    data = {n: np.zeros([1, *t.shape[1:]], np.float32) for n, t in ends}
+    told = quantize.compare_int8(sample.model, sample.blob, [data]).float_ops
+    kinds = [op.kind for op in tflite.open(sample.blob).ops]
+    assert len(kinds) == 5
+    assert [line.partition(" ")[0] for line in told] == kinds[1:4]
 
 
-def test_weights_of_four_bits_and_activations_of_sixteen():
-    op = next(tflite.open(tflite_files.int8().blob).ops)
+def inspected(file, folder):
+    """Return the inspection of a file."""
+    return model.inspect(file.save(folder / "m.tflite", overwrite=True))
+
+
+def test_weights_of_four_bits_and_activations_of_sixteen(tmp_path):
+    file = tflite.open(tflite_files.int8().blob)
+    op = next(file.ops)
+    before = inspected(file, tmp_path).precisions
+    assert "int8 with int4 weights" not in before
     op.inputs[1].dtype = "int4"
-    assert precision_of(op) == "int8 with int4 weights"
+    found = inspected(file, tmp_path).precisions
+    assert found["int8 with int4 weights"] == {op.kind: 1}
     for tensor in (op.inputs[0], *op.outputs):
         tensor.dtype = "int16"
     op.inputs[1].dtype = "int8"
-    assert precision_of(op) == "int16 with int8 weights"
+    found = inspected(file, tmp_path).precisions
+    assert found["int16 with int8 weights"][op.kind] == 1
 
 
-def test_bytes_of_constants_are_those_of_the_buffers():
+def test_bytes_of_constants_are_those_of_the_buffers(tmp_path):
     for name in ("int8", "dynamic_range", "lstm"):
         blob = tflite_files.SAMPLES[name]().blob
-        model = unpacked(blob)
-        used = {t.buffer for g in model.subgraphs for t in g.tensors}
+        read = unpacked(blob)
+        used = {t.buffer for g in read.subgraphs for t in g.tensors}
         sizes = [
-            len(model.buffers[i].data)
-            for i in used
-            if model.buffers[i].data is not None
+            len(read.buffers[i].data) for i in used if read.buffers[i].data is not None
         ]
-        assert sum(stored_bytes(tflite.open(blob)).values()) == sum(sizes)
+        found = inspected(tflite.open(blob), tmp_path)
+        assert sum(found.weights.values()) == found.bytes_constants == sum(sizes)
 
 
 def test_the_subgraphs_that_ops_run():
@@ -107,14 +116,6 @@ def test_options_are_words_where_the_schema_has_some():
     assert first.options["padding"] == "SAME"
     assert first.options["fused_activation_function"] == "RELU6"
     assert first.options["stride_h"] == 2
-
-
-def test_spellings_and_unique_names():
-    assert list(spellings("a/mul_11")) == ["a/mul_11", "a/mul_1", "a/mul_"]
-    assert list(spellings("12")) == ["12", "1"]
-    unique = UniqueNames()
-    given_names = [unique.name(name) for name in ("a", "a_1", "a", "a", "b")]
-    assert given_names == ["a", "a_1", "a_2", "a_3", "b"]
 
 
 # Broken files: each a refusal that says so, and nothing else.
@@ -171,15 +172,12 @@ def test_indices_beyond_the_lists_and_files_that_say_nothing_are_refused():
 
 
 def survives(blob):
-    """Read a file; a refusal is as good as a result."""
+    """Read and draw a file; a refusal is as good as a result."""
     try:
-        file = tflite.open(blob)
+        tflite.open(blob)
     except tflite.BrokenFileError:
         return
-    for graph in file.graphs:
-        op_names(graph)
-        assert all(map(precision_of, graph.ops))
-    stored_bytes(file)
+    report.view(blob)
 
 
 @pytest.mark.parametrize("name", ["int8", "flow"])
@@ -202,12 +200,3 @@ def test_any_number_in_any_place_is_read_or_refused(data):
     number = data.draw(st.integers(0, 2**32 - 1))
     blob[place : place + 4] = number.to_bytes(4, "little")
     survives(bytes(blob))
-
-
-def test_names_in_files():
-    names = ["a", "in", "x/y", "x_y", "x:y", "1st", "ä"]
-    found = file_names(names)
-    assert len(set(found.values())) == len(names)
-    assert found["a"] == "a"
-    assert found["x_y"] == "x_y"
-    assert all(name.isidentifier() for name in found.values())

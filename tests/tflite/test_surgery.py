@@ -194,6 +194,18 @@ def test_a_part_is_replaced_by_a_file_with_the_subgraphs_it_calls():
         )
 
 
+def test_a_part_keeps_its_variables_to_itself():
+    m = counter()
+    m.insert("squared", counter())
+    m.verify()
+    feeds = [{"x": np.float32([i, 1, -2])} for i in range(3)]
+    alone = runs(counter().to_bytes(), feeds)
+    behind = runs(counter().to_bytes(), [{"x": r.outputs["squared"]} for r in alone])
+    for made, wanted in zip(runs(m.to_bytes(), feeds), behind, strict=True):
+        (value,) = made.outputs.values()
+        np.testing.assert_array_equal(value, wanted.outputs["squared"])
+
+
 def test_tensors_are_exposed():
     m = chain("NEG", "EXP", "ABS")
     before = computed(m)[0]

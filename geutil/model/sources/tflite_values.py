@@ -19,9 +19,10 @@ import tensorflow as tf
 
 from geutil.errors import TFLiteError
 from geutil.graph.resource_variables import variable_outside
+from geutil.model import programs
 from geutil.tflite.dense import dense
 from geutil.tflite.parts import Array, LiteTensor, Quantization
-from geutil.tflite.scales import numbers_of
+from geutil.tflite.scales import limits, numbers_of
 
 BITS = {"int16": 16, "int2": 2, "int4": 4, "int8": 8, "uint4": 4, "uint8": 8}
 """The bits of types whose integers stand for numbers on steps."""
@@ -55,11 +56,8 @@ class Constant:
         if value is None:
             raise TFLiteError(f"constant '{self.tensor.name}' has no values")
         if self.steps is None:
-            return (
-                value
-                if value.dtype == object
-                else value.astype(self.dtype.as_numpy_dtype)
-            )
+            is_text = value.dtype == object
+            return value if is_text else value.astype(self.dtype.as_numpy_dtype)
         if self.stored.dtype not in _FROM_STEPS:
             raise TFLiteError(
                 f"constant '{self.tensor.name}' has steps and is of type "
@@ -78,17 +76,12 @@ def has_steps(tensor: LiteTensor) -> bool:
     return bool(tensor.quantization and tensor.dtype in BITS)
 
 
-def lowest_of(dtype: str) -> int:
-    """Return the lowest integer of a type."""
-    return 0 if dtype.startswith("u") else -(2 ** (BITS[dtype] - 1))
-
-
 def lowest_number(tensor: LiteTensor) -> float | None:
     """Return the lowest number that a tensor of one range can hold; None of others."""
     steps = tensor.quantization
     if steps is None or not has_steps(tensor) or len(steps.scales) != 1:
         return None
-    return steps.scales[0] * (lowest_of(tensor.dtype) - steps.zero_points[0])
+    return steps.scales[0] * (limits(tensor.dtype)[0] - steps.zero_points[0])
 
 
 def dtype_of(tensor: LiteTensor) -> tf.DType:
@@ -153,10 +146,7 @@ class Variables:
 
     def new(self, name: str, value: Any, *, trained: bool) -> tf.Variable:
         """Return a new variable, whose name gets a number where it is taken."""
-        count, free = 0, name
-        while free in self.all:
-            count += 1
-            free = f"{name}_{count}"
+        free = programs.fresh_name(self.all, name)
         graph = tf.compat.v1.get_default_graph()
         made = variable_outside(graph, value, free, is_trained=trained)
         self.all[free] = made
@@ -185,8 +175,7 @@ class Variables:
         steps, bits = stored.quantization, BITS[stored.dtype]
         if steps is None or steps.block:
             return x
-        lowest = lowest_of(stored.dtype)
-        highest = lowest + 2**bits - 1
+        lowest, highest = limits(stored.dtype)
         scales = np.asarray(steps.scales, np.float32)
         zeros = np.asarray(steps.zero_points, np.int64)
         if (zeros < lowest).any() or (zeros > highest).any():
