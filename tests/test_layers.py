@@ -356,7 +356,7 @@ RIGHT = {
         ("quantize.contrib_rewriters", "from geutil.batchnorm import FoldReport"),
         ("report.text", "from geutil.model import opening"),
         ("cli.main", "from geutil.report import text"),
-        ("edit", "from geutil.reroute.detaching import detach"),
+        ("edit", "from geutil.reroute.views import detach"),
         ("select.walks", "import os\nfrom collections import abc"),
     ],
     private_faults: [

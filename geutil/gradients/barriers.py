@@ -182,9 +182,9 @@ def data_barrier(tensors: Sequence[Tensor], after: Sequence[Tensor]) -> list[Ten
     if not tensors or not after:
         return list(tensors)
     never = _never(after)
-    looped = _loop(never, [t for t in tensors if not is_given(t.op)])
+    looped = _loop(never, [t for t in tensors if not is_given(t)])
     stand_ins = [
-        tf.where(never, tf.zeros_like(t), t) if is_given(t.op) else next(looped)
+        tf.where(never, tf.zeros_like(t), t) if is_given(t) else next(looped)
         for t in tensors
     ]
     return _passing_gradients_on(tensors, stand_ins)
@@ -239,11 +239,9 @@ def _require_data(tensor: Tensor) -> None:
         )
 
 
-def is_given(op: Operation) -> bool:
-    """Tell whether the results of an op are there when a step begins."""
-    while op.type in _PASSING_ON:
-        op = op.inputs[0].op
-    return op.type in _GIVEN
+def is_given(tensor: Tensor) -> bool:
+    """Tell whether a tensor is there when a step begins."""
+    return adjacency.source_behind(tensor, _PASSING_ON).op.type in _GIVEN
 
 
 def _never(after: Iterable[Tensor]) -> Tensor:
@@ -384,7 +382,7 @@ class DataDelays:
             # One barrier after the other over a tensor, so that XLA needs no copy.
             newest = [self._newest.get(t, t) for t in tensors]
             pairs = list(zip(tensors, self._barrier(segment, newest), strict=True))
-            self._newest.update((t, s) for t, s in pairs if not is_given(t.op))
+            self._newest.update((t, s) for t, s in pairs if not is_given(t))
             self._stand_ins[stage] = IdentityMap(pairs)
         return self._stand_ins[stage]
 

@@ -19,7 +19,7 @@ from geutil.gradients.planning import (
 from geutil.gradients.policies import Policy, name_of_policy
 from geutil.gradients.segments import Recomputation
 from geutil.gradients.step import PlainStep
-from geutil.graph import runtime, types
+from geutil.graph import adjacency, runtime, types
 from geutil.graph.types import Graph, IdentitySet, Tensor
 from geutil.memory import sizes
 from geutil.memory.sizes import tensor_bytes
@@ -337,7 +337,8 @@ class _Resolver:
     ) -> IdentitySet:
         """Return the tensors that a policy keeps of those that could be recomputed."""
         return IdentitySet(
-            uncast(t)
+            # To cast again costs nothing.
+            adjacency.source_behind(t, ("Cast",))
             for op in segments.recomputable(self._step, self._always)
             for t in op.outputs
             if not self._always(t)
@@ -345,10 +346,3 @@ class _Resolver:
             and (t.dtype == tf.variant or sizes.tensor_elements(t) >= smallest)
             and policy(t)
         )
-
-
-def uncast(tensor: Tensor) -> Tensor:
-    """Return the tensor that one is cast from: to cast again costs nothing."""
-    while tensor.op.type == "Cast":
-        tensor = tensor.op.inputs[0]
-    return tensor

@@ -308,10 +308,7 @@ def _keep_pools_in_place(
 
 
 def _is_constant(tensor: Tensor) -> bool:
-    op = tensor.op
-    while op.type in ("Cast", "Identity"):
-        op = op.inputs[0].op
-    return op.type == "Const"
+    return adjacency.source_behind(tensor, ("Cast", "Identity")).op.type == "Const"
 
 
 def _queues(ops: Sequence[Operation]) -> Mapping[Operation, str]:
@@ -363,9 +360,7 @@ def _is_joined(op: Operation, place: int) -> bool:
 
 def _value(tensor: Tensor) -> Tensor:
     """Return the tensor that a chain of identities forwards."""
-    while tensor.op.type in ("Identity", "PlaceholderWithDefault"):
-        tensor = tensor.op.inputs[0]
-    return tensor
+    return adjacency.source_behind(tensor, ("Identity", "PlaceholderWithDefault"))
 
 
 def _has_values(tensor: Tensor) -> bool:

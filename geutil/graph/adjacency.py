@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import (
     Callable,
     Collection,
+    Container,
     Iterable,
     Iterator,
     Mapping,
@@ -98,6 +99,13 @@ def successors(op: Operation) -> Iterator[Operation]:
 def producers(op: Operation) -> list[Operation]:
     """Return the ops whose results `op` reads, one for each input."""
     return [tensor.op for tensor in op.inputs]
+
+
+def source_behind(tensor: Tensor, forwarding: Container[str]) -> Tensor:
+    """Return the tensor that ops of some types forward, each its first input."""
+    while tensor.op.type in forwarding:
+        tensor = tensor.op.inputs[0]
+    return tensor
 
 
 def graph_order(ops: Iterable[Operation]) -> list[Operation]:

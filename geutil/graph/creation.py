@@ -10,11 +10,8 @@ surrounds the caller (scopes, devices, control dependencies) leaves no mark on t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
-from inspect import signature
-from itertools import islice
 from typing import Any
 
 import tensorflow as tf
@@ -342,28 +339,6 @@ def make_op_like(op: Operation, op_type: str) -> Operation:
         ) from error
     add_control_edges(new_op, op.control_inputs)
     return new_op
-
-
-def raw_call(op: Operation, values: Iterable[Any]) -> Callable[[], Any] | None:
-    """Return the call of an op's function in `tf.raw_ops`; None if there is none."""
-    run = getattr(tf.raw_ops, op.type, None)
-    if run is None:
-        return None
-    parameters = signature(run).parameters
-    left = iter(values)
-    attributes = [a.name for a in op.op_def.attr if a.name in parameters]
-    arguments = {name: op.get_attr(name) for name in attributes}
-    for argument in op.op_def.input_arg:
-        # Reductions call `reduction_indices` "axis".
-        name = argument.name if argument.name in parameters else "axis"
-        if argument.number_attr:
-            arguments[name] = list(islice(left, op.get_attr(argument.number_attr)))
-        elif argument.type_list_attr:
-            dtypes = op.get_attr(argument.type_list_attr)
-            arguments[name] = list(islice(left, len(dtypes)))
-        else:
-            arguments[name] = next(left)
-    return partial(run, **arguments)
 
 
 def python_gradient(op: Operation) -> tuple[Any, Any]:

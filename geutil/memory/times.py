@@ -5,6 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from inspect import signature
+from itertools import islice
 from time import perf_counter
 from typing import Any
 
@@ -12,7 +15,6 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import PlanError
-from geutil.graph.creation import raw_call
 from geutil.graph.op_types import SHAPE_READERS, types_in
 from geutil.graph.types import Operation, Tensor
 from geutil.memory.kernels import cpu
@@ -249,6 +251,28 @@ _SHAPE_INPUTS = {
     "Reshape": 1,
 }
 """Ops that read the shape of their result, with the number of that input."""
+
+
+def raw_call(op: Operation, values: Iterable[Any]) -> Callable[[], Any] | None:
+    """Return the call of an op's function in `tf.raw_ops`; None if there is none."""
+    run = getattr(tf.raw_ops, op.type, None)
+    if run is None:
+        return None
+    parameters = signature(run).parameters
+    left = iter(values)
+    attributes = [a.name for a in op.op_def.attr if a.name in parameters]
+    arguments = {name: op.get_attr(name) for name in attributes}
+    for argument in op.op_def.input_arg:
+        # Reductions call `reduction_indices` "axis".
+        name = argument.name if argument.name in parameters else "axis"
+        if argument.number_attr:
+            arguments[name] = list(islice(left, op.get_attr(argument.number_attr)))
+        elif argument.type_list_attr:
+            dtypes = op.get_attr(argument.type_list_attr)
+            arguments[name] = list(islice(left, len(dtypes)))
+        else:
+            arguments[name] = next(left)
+    return partial(run, **arguments)
 
 
 def _seconds(op: Operation) -> float | None:

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from geutil.graph import adjacency, creation, functions, gradient_functions
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import closure
 from geutil.select.networks.provenance import LED_IN
 
 Array = np.ndarray[Any, Any]
@@ -147,22 +148,17 @@ def _walk(
     """Return the ancestors of `ops`, with replaced ops mapped to their replacements."""
     # These depend on their stand-ins alone, and given ones on nothing.
     stand_ins: dict[Operation, Tensor | Array] = {}
-    needed = set(ops)
-    waiting = list(dict.fromkeys(ops))
-    for op in waiting:
+
+    def before(op: Operation) -> list[Operation]:
         if op in given:
-            continue
+            return []
         stand_in = replace(op)
         if stand_in is None:
-            before = [*(t.op for t in op.inputs), *op.control_inputs]
-        else:
-            stand_ins[op] = stand_in
-            before = [] if isinstance(stand_in, np.ndarray) else [stand_in.op]
-        for producer in before:
-            if producer not in needed:
-                needed.add(producer)
-                waiting.append(producer)
-    return needed, stand_ins
+            return [*(t.op for t in op.inputs), *op.control_inputs]
+        stand_ins[op] = stand_in
+        return [] if isinstance(stand_in, np.ndarray) else [stand_in.op]
+
+    return {*closure(ops, before)}, stand_ins
 
 
 def _stand_in(node: Any, op: Operation, stand_in: Tensor | Array) -> None:

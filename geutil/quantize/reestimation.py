@@ -13,13 +13,13 @@ from geutil.errors import QuantizeError
 from geutil.graph import creation, functions, strategy_variables
 from geutil.graph.types import (
     Graph,
-    IdentitySet,
     MutableIdentityMap,
     Operation,
     Tensor,
     as_model,
     scope_dirname,
 )
+from geutil.graph.walks import walk_by_identity
 from geutil.quantize.calibration.calibration import Sample, batches
 from geutil.quantize.calibration.ranges import frozen, range_values
 from geutil.quantize.partial_copy import PartialCopy
@@ -130,19 +130,18 @@ class _NormFinder:
     def _scaled(self, root: Operation) -> Iterator[tuple[Operation, int]]:
         """Yield the ops that multiply or divide by a root, with the slot."""
         # And go on from those that make parameters.
-        seen = IdentitySet(root.outputs)
-        waiting = list(root.outputs)
-        for tensor in waiting:
+        network = self._network
+
+        def parameters(tensor: Tensor) -> list[Tensor]:
+            readers = (op for op in tensor.consumers() if op.type not in FAKE_QUANT)
+            made = (op.outputs[0] for op in readers if op.outputs)
+            return [t for t in made if network.origins.is_parameter(t)]
+
+        for tensor in walk_by_identity(root.outputs, parameters):
             for op in tensor.consumers():
                 for slot, t in enumerate(op.inputs):
-                    if t is tensor and not self._network.live.is_retired(op):
+                    if t is tensor and not network.live.is_retired(op):
                         yield op, slot
-                output = op.outputs[0] if op.outputs else None
-                if output is None or output in seen or op.type in FAKE_QUANT:
-                    continue
-                if self._network.origins.is_parameter(output):
-                    seen.add(output)
-                    waiting.append(output)
 
     def _mean(self, scaled: list[tuple[Operation, int]]) -> Any:
         """Return the tensor that is scaled and subtracted, or subtracted from data."""
@@ -207,14 +206,14 @@ def _last_axis(scale: Tensor) -> int:
 
 
 def _is_subtracted(tensor: Tensor) -> bool:
-    waiting = [tensor]
-    for t in waiting:
-        for op in t.consumers():
-            if op.type == "Neg" or (op.type == "Sub" and op.inputs[1] is t):
-                return True
-            if op.type in _HANDED_ON:
-                waiting.append(op.outputs[0])
-    return False
+    def handed_on(t: Tensor) -> list[Tensor]:
+        return [op.outputs[0] for op in t.consumers() if op.type in _HANDED_ON]
+
+    return any(
+        op.type == "Neg" or (op.type == "Sub" and op.inputs[1] is t)
+        for t in walk_by_identity([tensor], handed_on)
+        for op in t.consumers()
+    )
 
 
 Array = np.ndarray[Any, Any]

@@ -98,11 +98,12 @@ class PatternSearch:
         self._record = record
         self._trail: list[tuple[int, str | None]] = []
         self._strict = True
+        self._root: tuple[Operation, ...] = ()
 
     def run(self, op: Operation, *, strict: bool = True) -> bool:
         """Look for a match whose root is `op`."""
         self.bound, self.names, self._trail = {}, {}, []
-        self.constrained, self._strict = False, strict
+        self.constrained, self._strict, self._root = False, strict, (op,)
         steps = 0
         stack: list[tuple[Agenda, int]] = [
             (((GoalKind.OP, root, op), None), 0)
@@ -134,13 +135,9 @@ class PatternSearch:
 
     def ops(self) -> tuple[Operation, ...]:
         """Return the ops that Op nodes correspond to, each once, the root first."""
-        return tuple(
-            dict.fromkeys(
-                self.bound[id(node)]
-                for node in self.compiled.ops
-                if id(node) in self.bound
-            )
-        )
+        # Where alternatives share nodes, those of a later one come before its root.
+        bound = (self.bound.get(id(node)) for node in self.compiled.ops)
+        return tuple(dict.fromkeys([*self._root, *filter(None, bound)]))
 
     def objection(self, op: Operation) -> str | None:
         """Return the first constraint that the bound ops fail, or None."""

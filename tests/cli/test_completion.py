@@ -5,8 +5,8 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
-from geutil.cli import main
 from geutil.cli.commands import app
 from tests import tflite_files
 from tests.cli.processes import environment
@@ -26,14 +26,12 @@ def complete(capsys):
         with pytest.MonkeyPatch.context() as patch:
             for name, value in variables.items():
                 patch.setenv(name, value)
-            # Typer reads them as it makes the command of the app.
-            main._command.cache_clear()
             capsys.readouterr()
-            try:
-                code = main.run(app, list(arguments))
-            except SystemExit as ended:
-                code = ended.code or 0
-        main._command.cache_clear()
+            # Typer reads them as it makes the command of the app.
+            command = typer.main.get_command(app)
+            with pytest.raises(SystemExit) as ended:
+                command.main(list(arguments), prog_name="geutil")
+            code = ended.value.code or 0
         said = capsys.readouterr()
         assert (code, said.err) == (0, "")
         return said.out

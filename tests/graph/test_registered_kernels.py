@@ -66,7 +66,7 @@ def test_strings_have_no_kernel_on_a_gpu():
     with tf.Graph().as_default():
         y = make()
         with pytest.raises(ArgumentTypeError, match="has kernels for"):
-            predict(y, device="FPGA:0")
+            predict(y, device="TPU:0")
 
 
 def coupled():

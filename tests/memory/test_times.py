@@ -2,6 +2,7 @@
 
 import functools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import tensorflow as tf
@@ -11,7 +12,13 @@ from hypothesis import strategies as st
 from geutil.gradients import Budget, explain
 from geutil.memory.read import calls_of
 from geutil.memory.sizes import negligible_bytes, tensor_bytes, tensor_elements
-from geutil.memory.times import measured_times, multiply_adds, op_time, op_times
+from geutil.memory.times import (
+    measured_times,
+    multiply_adds,
+    op_time,
+    op_times,
+    raw_call,
+)
 from tests.gradients.planning.graphs import chain_loss
 
 v1 = tf.compat.v1
@@ -308,3 +315,18 @@ def test_a_budget_with_measured_times():
         return loss
 
     trace.get_concrete_function(tf.TensorSpec([512, 64]))
+
+
+def test_a_call_of_an_op_on_other_inputs_has_its_attributes():
+    with tf.Graph().as_default():
+        x = tf.ones([2, 3])
+        product = tf.matmul(x, x, transpose_b=True).op
+        joined = tf.concat([x, x, x], 1).op
+        total = tf.reduce_sum(x, 1, keepdims=True).op
+    two = tf.constant([[1.0, 2.0]])
+    assert raw_call(product, [two, two])().numpy().tolist() == [[5.0]]
+    parts = [two, two, two, tf.constant(0)]
+    assert raw_call(joined, parts)().shape == [3, 2]
+    assert raw_call(total, [two, tf.constant(1)])().numpy().tolist() == [[3.0]]
+    unknown = SimpleNamespace(type="NoSuchOp")
+    assert raw_call(unknown, []) is None

@@ -11,8 +11,16 @@ import tensorflow as tf
 from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import QuantizeError
-from geutil.quantize import Spec, calibrate, compare_int8, quantize, to_int8, to_tflite
-from geutil.quantize.tflite.layer_noise import LayerNoise, _ratio, layer_lines, noisiest
+from geutil.quantize import (
+    Int8Comparison,
+    LayerNoise,
+    Spec,
+    calibrate,
+    compare_int8,
+    quantize,
+    to_int8,
+    to_tflite,
+)
 from tests.quantize.converted import both_results, opened, spec
 from tests.quantize.kernelwise import ran
 from tests.quantize.small_networks import normal, prepared, separable
@@ -398,7 +406,7 @@ def test_a_layer_of_two_bits_is_named_worst():
     name, worst = "branching", "behind"
     overrides = {f"{worst}.*onvolution": Spec(weight_bits=2)}
     net = Deployed(name, overrides=overrides)
-    named = noisiest(net.comparison.layers)
+    named = min(net.comparison.layers, key=lambda layer: layer.own)
     assert named is net.of(worst)
     assert named.own < deployed(name).of(worst).own - 15
     lines = str(net.comparison).splitlines()
@@ -498,16 +506,9 @@ def test_a_layer_without_signal_is_not_called_exact():
     assert line.split()[:2] == ["zeros", "zeros"]
 
 
-def test_ratios_without_signal_and_beyond_all_bounds():
-    inf = float("inf")
-    assert _ratio(0.0, 0.0) == inf
-    assert _ratio(0.0, 1.0) == _ratio(4.0, inf) == _ratio(4.0, float("nan")) == -inf
-
-
 def test_without_noise_none_is_marked():
     inf = float("inf")
-    exact = [LayerNoise("op", "Conv2D", "op:0", inf, inf, 1.0, 0.0)]
-    assert noisiest(exact) is None
-    head, _, row = layer_lines(exact)
+    exact = LayerNoise("op", "Conv2D", "op:0", inf, inf, 1.0, 0.0)
+    *_, head, _, row = str(Int8Comparison((), 1, (), (), (exact,))).splitlines()
     assert head == "1 layer(s), of which none adds noise"
     assert not row.startswith(">")

@@ -18,8 +18,6 @@ from geutil.quantize import (
     to_int8,
     to_tflite,
 )
-from geutil.quantize.schemes import SCHEMES
-from geutil.quantize.tflite import deployment
 from tests.batchnorm.calibrated import with_calibrated_norms
 from tests.quantize.converted import (
     Together,
@@ -38,7 +36,18 @@ from tests.settings import needs_eager
 
 pytestmark = needs_eager
 
-WEIGHTS_ONLY = [s.name for s in SCHEMES.values() if s.weights_only and not s.is_float]
+ACTIVATION_BITS = {
+    "int8": 8,
+    "int8x4": 8,
+    "int16x8": 16,
+    "dynamic_range": None,
+    "dynamic_range_int4": None,
+    "weight_only_int8": None,
+    "weight_only_int4": None,
+}
+"""The schemes that store integers; None where activations are floats in a file."""
+WEIGHTS_ONLY = [name for name, bits in ACTIVATION_BITS.items() if bits is None]
+AT_RUN_TIME = ("dynamic_range", "dynamic_range_int4")
 PIXELS = 32
 KERNEL = normal(3, 3, 3, 8)
 
@@ -162,7 +171,7 @@ def scaled_data(scheme):
     }
 
 
-@pytest.mark.parametrize("scheme", [s for s in SCHEMES if s != "float16"])
+@pytest.mark.parametrize("scheme", ACTIVATION_BITS)
 def test_files_compute_what_is_simulated(scheme, caplog):
     """And the weights that layers share are stored once.
 
@@ -184,9 +193,9 @@ def test_files_compute_what_is_simulated(scheme, caplog):
         {**networks, **shared, **scaled}, scheme=scheme, overrides=all_layers
     )
     told = [r.message for r in caplog.records if "computes in float" in r.message]
-    may_be_float = ["transposed"] if SCHEMES[scheme].at_run_time else []
+    may_be_float = ["transposed"] if scheme in AT_RUN_TIME else []
     # Of 8 bits a step is 1/255 of what they span, of 16 1/65535.
-    bits = SCHEMES[scheme].activation_bits
+    bits = ACTIVATION_BITS[scheme]
     wrong = {}
     for case, ((simulated, found),) in made.results().items():
         if case in scaled:
@@ -210,7 +219,7 @@ def test_files_compute_what_is_simulated(scheme, caplog):
                 assert not any(f"'{case}/" in line for line in told), case
         else:
             wanted = {8: 20.0, 16: 45.0, None: 80.0}[bits]
-            wanted = 25.0 if SCHEMES[scheme].at_run_time else wanted
+            wanted = 25.0 if scheme in AT_RUN_TIME else wanted
         assert decibels(simulated, found) > wanted, case
     assert wrong == {}
 
@@ -229,7 +238,7 @@ def test_weights_are_rounded_to_nearest_without_data(scheme, mobile):
     assert to_tflite(quantized, scheme=scheme) == blob
     kinds = types_of_weights(blob)
     fewer = {"int4" if scheme == "weight_only_int4" else "int8"}
-    if SCHEMES[scheme].at_run_time:
+    if scheme in AT_RUN_TIME:
         # The layers have fewer than 1,024 weights.
         fewer = {"float32"}
     assert kinds["CONV_2D"] == fewer
@@ -403,7 +412,8 @@ def test_files_in_the_order_of_least_memory(caplog):
 
 
 def test_layers_whose_weights_are_lost_are_told(monkeypatch, caplog):
-    monkeypatch.setattr(deployment, "part_weights", lambda graph: None)
+    place = "geutil.quantize.tflite.deployment.part_weights"
+    monkeypatch.setattr(place, lambda graph: None)
     Together({"shared": sharing(conv, normal(3, 3, 4, 4))}, scheme="weight_only_int8")
     reason = "computes in float: the converter stores its weights in float"
     told = [r.message for r in caplog.records if reason in r.message]

@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import geutil as ge
+from geutil.graph.edits import InputEdit, apply_edits
 from tests.settings import default_graph, edges, evaluate
 
 v1 = tf.compat.v1
@@ -143,7 +144,7 @@ def test_one_input_in_the_place_of_which_two_are_read(graph):
 
     y = product(x, x)
     (op,) = ge.filter_ops(graph, ge.op_type("IdentityN"))
-    op._update_input(1, z)
+    apply_edits(graph, [InputEdit(op, 1, z)])
     with pytest.raises(ge.TransformError, match=r"'IdentityN' reads .* two others"):
         tf.gradients(y, z)
 

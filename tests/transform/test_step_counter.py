@@ -1,29 +1,13 @@
-"""One counter of training steps for a graph."""
+"""One counter of training steps for a graph, as delayed quantization has it."""
 
 import pytest
 import tensorflow as tf
 
 from geutil.errors import TransformError
-from geutil.transform.step_counter import step_counter
+from geutil.quantize import quantize
 from tests.settings import needs_eager
 
 v1 = tf.compat.v1
-
-
-@needs_eager
-def test_a_function_counts_even_if_nothing_reads_it():
-    made = []
-
-    @tf.function
-    def step(x):
-        counter = step_counter(v1.get_default_graph())
-        made.append(counter.variable)
-        return x + 1.0
-
-    for _ in range(3):
-        step(tf.constant(1.0))
-    assert len(made) == 1
-    assert made[0].numpy() == 3
 
 
 @needs_eager
@@ -32,17 +16,23 @@ def test_traces_share_a_variable(jit):
     variable, other = (
         tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(2)
     )
+    kernel, reports = tf.Variable(tf.eye(2)), []
 
-    @tf.function(jit_compile=jit)
+    @tf.function(jit_compile=jit, reduce_retracing=False)
     def step(x):
+        y = tf.nn.relu(x @ kernel)
         graph = v1.get_default_graph()
-        value = step_counter(graph, variable).value
+        reports.append(quantize(graph, quant_delay=2, step=variable))
+        result = reports[-1].tensor(y)
+        z = tf.nn.relu(result @ kernel)
         count = len(graph.get_operations())
         with pytest.raises(TransformError, match="counts its steps in"):
-            step_counter(graph, other)
+            quantize(graph, quant_delay=2, step=other)
         assert len(graph.get_operations()) == count
-        return value + tf.size(x, tf.int64)
+        return result, z
 
-    assert int(step(tf.zeros([1]))) == 2
-    assert int(step(tf.zeros([5]))) == 7
-    assert int(step(tf.zeros([1]))) == 4
+    for rows in (1, 5, 1):
+        step(tf.zeros([rows, 2]))
+    assert len(reports) == 2
+    assert all(report.step is variable for report in reports)
+    assert (int(variable), int(other)) == (3, 0)

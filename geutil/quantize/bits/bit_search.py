@@ -9,13 +9,13 @@ better by it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from geutil.errors import ArgumentTypeError, MissingExtraError, QuantizeError, Words
-from geutil.graph.types import as_model, type_name
+from geutil.graph.types import type_name
 from geutil.quantize.bits.bit_plan import (
     BitOption,
     BitPlan,
@@ -27,19 +27,15 @@ from geutil.quantize.bits.bit_plan import (
 from geutil.quantize.bits.weights import (
     BYTE,
     Bits,
+    FloatNetwork,
+    Metric,
     Outputs,
-    Sample,
     SwitchedNetwork,
     checked_bits,
     find_weights,
     measured_options,
     outputs_of,
 )
-from geutil.quantize.calibration.calibration import batches as batches_of
-from geutil.quantize.calibration.calibration import calibrate
-from geutil.quantize.planning.network import live_simulations
-from geutil.quantize.schemes import scheme_named
-from geutil.quantize.simulation import quantize
 
 Table = Sequence[Sequence[float]]
 """A number for each option of each item."""
@@ -146,9 +142,6 @@ def _new_solver() -> Any:
     return solver
 
 
-Metric = Callable[[Mapping[str, Any], int], float]
-"""Rates the outputs of a batch, given its place in the data; higher is better."""
-
 _POINTS = 12
 """Sizes of a curve, the smallest and the largest among them."""
 _ROUNDS = 3
@@ -157,56 +150,6 @@ _TRIES = 8
 """How often a limit of noise is tightened, and a size bisected."""
 _MORE = 0.99
 """A limit is tightened by a little more than it was missed by."""
-
-
-class FloatNetwork:
-    """A float model, and the data that bits are chosen by."""
-
-    def __init__(self, model: Any, data: Any, scheme: str, method: str) -> None:
-        as_model(model, "bits are chosen for a geutil.model.Model, not for")
-        simulations = live_simulations(model.graph)
-        if simulations:
-            raise QuantizeError(
-                f"the model is quantized already, by '{simulations[0].name}'; choose "
-                "bits for the float model, and pass them to quantize"
-            )
-        # With the inputs that are needed, and the one signature.
-        self._model = model.cut()
-        self.scheme = scheme
-        self.samples: list[Sample] = [
-            {name: sample[name] for name in self._model.inputs}
-            for sample in batches_of(data, model.inputs)
-        ]
-        self._weights_only = scheme_named(scheme).weights_only
-        # The method of calibration, the one that was found best by now; "" if
-        # activations have no ranges.
-        self.method = "" if self._weights_only else method
-
-    def assembled(self, overrides: Mapping[str, Any]) -> tuple[Any, Any]:
-        """Return a quantized and calibrated copy, and the report of `quantize`."""
-        copy = self._model.cut()
-        report = quantize(
-            copy, scheme=self.scheme, is_training=False, overrides=overrides
-        )
-        if not self._weights_only:
-            # Rounding each plan by data would take far longer than it tells of bits.
-            ranges = calibrate(
-                *(copy, self.samples, self.method), rounding="nearest", progress=False
-            )
-            # The best method is kept, so that the bits alone differ; of methods
-            # range by range that is "best", which chooses them without the bits.
-            if not ranges.by_range:
-                self.method = ranges.method
-        return copy, report
-
-    def score(self, outputs: Sequence[Outputs], metric: Metric) -> float:
-        """Return the mean of a metric over all samples."""
-        ratings = [float(metric(each, index)) for index, each in enumerate(outputs)]
-        counts = []
-        for sample in self.samples:
-            first = next(iter(sample.values()))
-            counts.append(len(first) if first.shape.rank else 1)
-        return float(np.average(ratings, weights=counts))
 
 
 class _Assembled(NamedTuple):

@@ -1,4 +1,4 @@
-"""The weights whose bits can be chosen, rounded as in a file, and their bytes there.
+"""The weights whose bits can be chosen, their bytes in a file, and their networks.
 
 The bits of a weight in a file depend on the scheme and on the kernel that reads it:
 
@@ -14,7 +14,7 @@ Counted are the weights themselves. Steps and biases are besides, whatever the b
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -22,15 +22,19 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph.types import MutableIdentityMap, Operation, Tensor
+from geutil.graph.types import MutableIdentityMap, Operation, Tensor, as_model
 from geutil.quantize.bits.bit_plan import BitOption
+from geutil.quantize.calibration.calibration import batches as batches_of
+from geutil.quantize.calibration.calibration import calibrate
 from geutil.quantize.calibration.ranges import Probe, frozen, range_values, unquantized
-from geutil.quantize.calibration.trials import noise_share
+from geutil.quantize.calibration.trials import free_name, noise_share
 from geutil.quantize.partial_copy import Replace, values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, PRODUCTS
-from geutil.quantize.planning.network import BODIES
+from geutil.quantize.planning.network import BODIES, live_simulations
 from geutil.quantize.range_variables import fake_quant, range_of
 from geutil.quantize.report import QuantizeReport
+from geutil.quantize.schemes import scheme_named
+from geutil.quantize.simulation import quantize
 from geutil.quantize.spec import Format, Spec, check_bits, format_of
 from geutil.select.networks.layers import LAYERS, Layer, is_by_groups, layer_of
 from geutil.select.networks.provenance import Origins
@@ -274,6 +278,60 @@ class Noise:
         return share
 
 
+Metric = Callable[[Mapping[str, Any], int], float]
+"""Rates the outputs of a batch, given its place in the data; higher is better."""
+
+
+class FloatNetwork:
+    """A float model, and the data that bits are chosen by."""
+
+    def __init__(self, model: Any, data: Any, scheme: str, method: str) -> None:
+        as_model(model, "bits are chosen for a geutil.model.Model, not for")
+        simulations = live_simulations(model.graph)
+        if simulations:
+            raise QuantizeError(
+                f"the model is quantized already, by '{simulations[0].name}'; choose "
+                "bits for the float model, and pass them to quantize"
+            )
+        # With the inputs that are needed, and the one signature.
+        self._model = model.cut()
+        self.scheme = scheme
+        self.samples: list[Sample] = [
+            {name: sample[name] for name in self._model.inputs}
+            for sample in batches_of(data, model.inputs)
+        ]
+        self._weights_only = scheme_named(scheme).weights_only
+        # The method of calibration, the one that was found best by now; "" if
+        # activations have no ranges.
+        self.method = "" if self._weights_only else method
+
+    def assembled(self, overrides: Mapping[str, Any]) -> tuple[Any, Any]:
+        """Return a quantized and calibrated copy, and the report of `quantize`."""
+        copy = self._model.cut()
+        report = quantize(
+            copy, scheme=self.scheme, is_training=False, overrides=overrides
+        )
+        if not self._weights_only:
+            # Rounding each plan by data would take far longer than it tells of bits.
+            ranges = calibrate(
+                *(copy, self.samples, self.method), rounding="nearest", progress=False
+            )
+            # The best method is kept, so that the bits alone differ; of methods
+            # range by range that is "best", which chooses them without the bits.
+            if not ranges.by_range:
+                self.method = ranges.method
+        return copy, report
+
+    def score(self, outputs: Sequence[Outputs], metric: Metric) -> float:
+        """Return the mean of a metric over all samples."""
+        ratings = [float(metric(each, index)) for index, each in enumerate(outputs)]
+        counts = []
+        for sample in self.samples:
+            first = next(iter(sample.values()))
+            counts.append(len(first) if first.shape.rank else 1)
+        return float(np.average(ratings, weights=counts))
+
+
 class SwitchedNetwork:
     """A quantized network whose weights can be given other bits."""
 
@@ -288,7 +346,9 @@ class SwitchedNetwork:
         self._samples = list(samples)
         self._values = [values_by_bits(layer, [*bits, BYTE]) for layer in layers]
         kernels = [kernel.tensor for layer in layers for kernel in layer.kernels]
-        self._feeds = _names_besides(model.inputs, len(kernels))
+        self._feeds = [
+            free_name(f"weights{index}", model.inputs) for index in range(len(kernels))
+        ]
         # A copy takes any tensor as an input, and nothing that is behind it.
         inputs = {**model.inputs, **dict(zip(self._feeds, kernels, strict=True))}
         self._names = list(model.outputs)
@@ -377,11 +437,3 @@ def _probe(model: Any, inputs: Mapping[str, Tensor], replace: Replace) -> Probe:
 def _outputs(probe: Probe, sample: Sample, names: Sequence[str]) -> Outputs:
     found = probe.run(sample)[""]
     return {name: found[str(index)] for index, name in enumerate(names)}
-
-
-def _names_besides(names: Mapping[str, Tensor], count: int) -> list[str]:
-    """Return names of inputs that no input has yet."""
-    prefix = "weights"
-    while any(name.startswith(prefix) for name in names):
-        prefix += "_"
-    return [f"{prefix}{index}" for index in range(count)]

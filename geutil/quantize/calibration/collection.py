@@ -18,6 +18,7 @@ from geutil.errors import QuantizeError
 from geutil.graph import op_types
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import IdentitySet, Operation, Tensor
+from geutil.graph.walks import closure
 from geutil.quantize.calibration.observers import COUNTING, METHODS, Observer, Settings
 from geutil.quantize.calibration.ranges import (
     Probe,
@@ -313,23 +314,20 @@ def _is_finite(value: Array) -> bool:
 
 def _is_masked(site: RangeSite, model: Any) -> bool:
     """Tell whether only softmaxes read a range's tensors, through passing ops."""
+
     # Values far below all else have no share there, infinite or not.
+    def readers(op: Operation) -> list[Operation]:
+        return [reader for t in op.outputs for reader in t.consumers()]
+
+    def handed_to(op: Operation) -> list[Operation]:
+        return [reader for reader in readers(op) if reader.type in _HANDING_ON]
+
+    ops = closure(site.ops, handed_to)
     outputs = IdentitySet(model.outputs.values())
-    waiting = list(dict.fromkeys(site.ops))
-    visited = set(waiting)
-    has_softmax = False
-    for op in waiting:
-        if any(t in outputs for t in op.outputs):
-            return False
-        for reader in (r for t in op.outputs for r in t.consumers()):
-            if reader.type == "Softmax":
-                has_softmax = True
-            elif reader.type in _HANDING_ON and reader not in visited:
-                visited.add(reader)
-                waiting.append(reader)
-            elif reader.type not in (*_HANDING_ON, *op_types.VALUE_BLIND):
-                return False
-    return has_softmax
+    if any(t in outputs for op in ops for t in op.outputs):
+        return False
+    types = {reader.type for op in ops for reader in readers(op)}
+    return types - _HANDING_ON - op_types.VALUE_BLIND == {"Softmax"}
 
 
 def _feeds_softmax(site: RangeSite) -> bool:

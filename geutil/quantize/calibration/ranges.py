@@ -215,7 +215,7 @@ _DATA = {"Mul": (0, 1), "RealDiv": (0,)}
 """By type of op the inputs that may be multiplied by a number, which is the other."""
 
 
-def ends_of(op: Operation, values: Mapping[Operation, Array]) -> Range:
+def simulated_ends(op: Operation, values: Mapping[Operation, Array]) -> Range:
     """Return the ends that a FakeQuant op reads, some of them known by `values`."""
     if len(op.inputs) == 1:
         return Range(op.get_attr("min"), op.get_attr("max"))

@@ -184,7 +184,7 @@ class _Simulation:
             for index, end in enumerate(list(op.inputs)[1:])
         }
         self._ends = {
-            _free_name(f"range_end_{number}", model.inputs): (name, index)
+            free_name(f"range_end_{number}", model.inputs): (name, index)
             for number, (_, name, index) in enumerate(ends.values())
         }
         given = dict(zip(self._ends, (end for end, *_ in ends.values()), strict=True))
@@ -231,7 +231,7 @@ class _WeighedErrors:
         copy = PartialCopy(model.graph, model.inputs, unquantized)
         copies = copy.of([*outputs, *tensors])
         results, copied = copies[: len(outputs)], copies[len(outputs) :]
-        self._seed = _free_name("seed", copy.inputs)
+        self._seed = free_name("seed", copy.inputs)
         with creation.neutral(copy.graph):
             seed = tf.compat.v1.placeholder(tf.int32, [2], self._seed)
             squares = _squared_gradients(results, copied, scales, seed)
@@ -261,7 +261,7 @@ class _WeighedErrors:
         return np.asarray(found["rows"].numpy(), np.float64) / _DIRECTIONS
 
 
-def _free_name(name: str, inputs: Mapping[str, Any]) -> str:
+def free_name(name: str, inputs: Mapping[str, Any]) -> str:
     """Return a name that no input has."""
     while name in inputs:
         name += "_"

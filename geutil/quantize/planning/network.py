@@ -24,6 +24,7 @@ from geutil.graph import (
     v1_control_flow,
 )
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, is_reference
+from geutil.graph.walks import walk
 from geutil.quantize.blocks import MOVES, block_of
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import Treatment
@@ -265,24 +266,19 @@ def is_quantized(weights: Tensor) -> bool:
 
 def simulation_of(weights: Tensor) -> Operation | None:
     """Return the FakeQuant op that weights come from; None if they come from none."""
-    waiting = [weights.op]
-    for op in waiting:
-        if op.type in int8_kernels.FAKE_QUANT:
-            return op
-        if op.type in _AROUND:
-            waiting += [t.op for t in op.inputs]
-    return None
+
+    def before(op: Operation) -> list[Operation]:
+        return [t.op for t in op.inputs] if op.type in _AROUND else []
+
+    sources = walk([weights.op], before)
+    return next((op for op in sources if op.type in int8_kernels.FAKE_QUANT), None)
 
 
 def live_simulations(graph: Graph) -> list[Operation]:
     """Return the FakeQuant ops of a graph, but for those that rewrites retired."""
-    live = Liveness(graph)
-    ops = graph.get_operations()
-    return [
-        op
-        for op in ops
-        if op.type in int8_kernels.FAKE_QUANT and not live.is_retired(op)
-    ]
+    live, kinds = Liveness(graph), int8_kernels.FAKE_QUANT
+    simulations = (op for op in graph.get_operations() if op.type in kinds)
+    return [op for op in simulations if not live.is_retired(op)]
 
 
 @dataclass(frozen=True, eq=False)

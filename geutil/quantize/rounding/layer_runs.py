@@ -15,6 +15,7 @@ import tensorflow as tf
 from geutil.errors import QuantizeError, Words
 from geutil.graph import adjacency, creation, functions, op_types
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.walks import closure
 from geutil.quantize.calibration.ranges import unquantized
 from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.select.networks.layers import Layer
@@ -85,23 +86,22 @@ class Stages:
     def _read(self, targets: Sequence[Tensor], stage: int) -> list[Tensor]:
         """Return the tensors of earlier stages that a stage reads."""
         found: dict[str, Tensor] = {}
-        waiting = list(dict.fromkeys(t.op for t in targets))
-        seen = set(waiting)
-        for op in waiting:
+
+        def before(op: Operation) -> list[Operation]:
+            """Return the producers in this stage; note tensors of earlier ones."""
             if op.type in op_types.PLACEHOLDERS:
                 found[op.outputs[0].name] = op.outputs[0]
-                continue
-            behind = list(op.control_inputs)
+                return []
+            producers = list(op.control_inputs)
             for t in op.inputs:
                 earlier = self._stage.get(t.op, stage) < stage
                 if earlier and len(t.op.outputs) == 1 and t.dtype not in _NOT_KEPT:
                     found[t.name] = t
                 else:
-                    behind.append(t.op)
-            for producer in behind:
-                if producer in self._stage and producer not in seen:
-                    seen.add(producer)
-                    waiting.append(producer)
+                    producers.append(t.op)
+            return [op for op in producers if op in self._stage]
+
+        closure((t.op for t in targets), before)
         return list(found.values())
 
     def _run(self, stage: int) -> None:

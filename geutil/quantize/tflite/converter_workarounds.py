@@ -47,6 +47,8 @@ import tensorflow as tf
 from geutil import tflite
 from geutil.graph import creation, op_types
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
+from geutil.graph.walks import walk
+from geutil.quantize.calibration.ranges import format_of_simulation, simulated_ends
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning import fused_ops
 from geutil.quantize.planning.fused_ops import Moved
@@ -105,13 +107,11 @@ def find_dilated(graph: Graph) -> list[Dilated]:
 
 
 def _is_computed_from_shapes(each: Moved) -> bool:
-    waiting = list(dict.fromkeys(t.op for t in each.numbers))
-    for op in waiting:
-        if op.type.startswith("Placeholder"):
-            return False
-        if op.type != "Shape":
-            waiting += [t.op for t in op.inputs if t.op not in waiting]
-    return True
+    def before(op: Operation) -> list[Operation]:
+        return [] if op.type == "Shape" else [t.op for t in op.inputs]
+
+    sources = walk((t.op for t in each.numbers), before)
+    return not any(op.type.startswith("Placeholder") for op in sources)
 
 
 def _moves(moved_convolutions: Sequence[Moved], size: int) -> list[list[Array]]:
@@ -285,12 +285,12 @@ def _bias_vector(bias: Tensor, data: Tensor, origins: Origins) -> Array | None:
 
 def _fixed_range(op: Operation) -> tuple[float, float] | None:
     """Return the range of a FakeQuant op, one for all channels; None if not known."""
-    if op.type == "FakeQuantWithMinMaxArgs":
-        return op.get_attr("min"), op.get_attr("max")
-    if op.type != "FakeQuantWithMinMaxVars":
+    if op.type not in FAKE_QUANT:
         return None
-    low, high = (tf.get_static_value(t) for t in list(op.inputs)[1:])
-    return None if low is None or high is None else (float(low), float(high))
+    low, high = simulated_ends(op, {})
+    if low is None or high is None or np.ndim(low):
+        return None
+    return float(low), float(high)
 
 
 @dataclass(frozen=True, eq=False)
@@ -328,8 +328,8 @@ class _Side:
     def _bits(self) -> tuple[int, bool]:
         if self.simulation is None:
             return 8, False
-        get = self.simulation.get_attr
-        return int(get("num_bits")), bool(get("narrow_range"))
+        form = format_of_simulation(self.simulation)
+        return form.bits, form.narrow_range
 
     def times(self, factor: float) -> Tensor:
         """Return it times a factor, stored in the same integers."""

@@ -22,6 +22,7 @@ import tensorflow as tf
 from geutil.errors import QuantizeError, Words
 from geutil.graph import adjacency, creation, functions, op_types, protos
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
+from geutil.graph.walks import walk
 from geutil.quantize.blocks import block_of
 from geutil.quantize.calibration.ranges import (
     RangeSite,
@@ -43,6 +44,7 @@ from geutil.quantize.tflite import converter_workarounds, stored_weights
 from geutil.quantize.tflite.converter_workarounds import Apart, Dilated, part_weights
 from geutil.select.networks.provenance import Origins
 from geutil.tflite import LiteFile, LiteOp
+from geutil.tflite.kernels import CONVERSIONS
 from geutil.tflite.op_names import called, file_names, sources_of
 from geutil.tflite.parts import Array
 from geutil.tflite.precision import has_floats
@@ -183,21 +185,23 @@ def _sites(
 
 def _readers_behind_moves(ops: Sequence[Operation]) -> list[tuple[Operation, int]]:
     """Return the ops that read the results of some, seen through moves."""
-    readers = []
-    waiting = list(ops)
-    visited = set(ops)
-    for op in waiting:
-        for tensor in op.outputs:
-            for reader in dict.fromkeys(tensor.consumers()):
-                moves = reader.type in _MOVES and reader.inputs[0] is tensor
-                if moves and reader.outputs[0].consumers():
-                    if reader not in visited:
-                        visited.add(reader)
-                        waiting.append(reader)
-                elif reader.type not in op_types.VALUE_BLIND:
-                    inputs = enumerate(reader.inputs)
-                    readers += [(reader, place) for place, t in inputs if t is tensor]
-    return readers
+
+    def moves(reader: Operation, tensor: Tensor) -> bool:
+        is_move = reader.type in _MOVES and reader.inputs[0] is tensor
+        return is_move and bool(reader.outputs[0].consumers())
+
+    def moving(op: Operation) -> list[Operation]:
+        return [r for t in op.outputs for r in t.consumers() if moves(r, t)]
+
+    return [
+        (reader, place)
+        for op in walk(ops, moving)
+        for tensor in op.outputs
+        for reader in dict.fromkeys(tensor.consumers())
+        if not moves(reader, tensor) and reader.type not in op_types.VALUE_BLIND
+        for place, t in enumerate(reader.inputs)
+        if t is tensor
+    ]
 
 
 def _source(tensor: Tensor) -> Operation:
@@ -330,12 +334,9 @@ def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
     return amend
 
 
-_CASTS = frozenset(("DEQUANTIZE", "QUANTIZE"))
-
-
 def missed(model: Any, float_ops: Sequence[LiteOp]) -> list[LiteOp]:
     """Return float ops of a file whose values are quantized in the model."""
-    computing = [op for op in float_ops if op.kind not in _CASTS]
+    computing = [op for op in float_ops if op.kind not in CONVERSIONS]
     if not computing:
         return []
     promised = {op.name for op in quantized_ops(model.graph, model.outputs.values())}

@@ -23,6 +23,7 @@ import numpy as np
 
 from geutil.quantize.tflite.stored_weights import LeftInFloat
 from geutil.tflite.file import LiteFile
+from geutil.tflite.kernels import CONVERSIONS
 from geutil.tflite.kinds import INEXACT, KINDS, OTHER, Kind, StepRule
 from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor, Quantization
 from geutil.tflite.scales import BIASED, FIXED_SCALE
@@ -36,7 +37,6 @@ _MOST_STEPS = 2.0**26
 
 XNNPACK counts sixteenths of them where weights have 4 bits, and then 2**27 overflow.
 """
-_CONVERSIONS = ("DEQUANTIZE", "QUANTIZE")
 _CLIPS = {"RELU": np.inf, "RELU6": 6.0}
 """Ops that are the range of integers from 0 to an end, if that is the range's."""
 _KEEPING = (StepRule.KEEPS, StepRule.SELECTS)
@@ -241,7 +241,7 @@ class _Lowering:
         """Let the subgraph have an op, of the version that its types need."""
         needed = version_of(op)
         # The float file's conversions are of other types.
-        known = 1 if op.kind in _CONVERSIONS else op.version
+        known = 1 if op.kind in CONVERSIONS else op.version
         op.version = max(known, needed)
         self._ops.append(op)
 

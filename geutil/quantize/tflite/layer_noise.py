@@ -411,8 +411,8 @@ def _entry(
         result.op.name,
         result.op.type,
         result.tensor.name,
-        _ratio(sums["signal"], sums["own"]),
-        _ratio(sums["signal"], sums["accumulated"]),
+        signal_to_noise(sums["signal"], sums["own"]),
+        signal_to_noise(sums["signal"], sums["accumulated"]),
         # Of two that are all zeros it is 1.
         sums["dot"] / lengths
         if lengths
@@ -427,12 +427,22 @@ def _entry(
         noise,
         file_tensor=found.tensor.name,
         file_steps=apart / step,
-        file_ratio=_ratio(sums["signal"], sums["file"]),
+        file_ratio=signal_to_noise(sums["signal"], sums["file"]),
     )
 
 
-def _ratio(signal: float, noise: float) -> float:
-    """Return a signal-to-noise ratio in dB, from sums of squares."""
+def signal_to_noise(signal: float, noise: float) -> float:
+    """Return a signal-to-noise ratio in dB, from sums of squares.
+
+    Example:
+        >>> from geutil.quantize.tflite.layer_noise import signal_to_noise
+        >>> signal_to_noise(4.0, 0.04), signal_to_noise(0.0, 0.0)
+        (20.0, inf)
+        >>> [signal_to_noise(0.0, 1.0), signal_to_noise(4.0, float("inf"))]
+        [-inf, -inf]
+        >>> signal_to_noise(4.0, float("nan"))
+        -inf
+    """
     if noise == 0.0:
         return math.inf
     if not math.isfinite(noise):

@@ -16,7 +16,7 @@ import numpy as np
 
 from geutil.graph import op_types
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
-from geutil.quantize.calibration.ranges import ends_of, format_of_simulation
+from geutil.quantize.calibration.ranges import format_of_simulation, simulated_ends
 from geutil.quantize.joined_inputs import same_values
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
@@ -139,13 +139,13 @@ def _leaves(tensor: Tensor, parts: Sequence[Operation], network: Network) -> boo
 def range_of_simulation(op: Operation, values: Mapping[Operation, Array]) -> Range:
     """Return the values that a FakeQuant op rounds to: the lowest and the highest."""
     form = format_of_simulation(op)
-    return nudged(*ends_of(op, values), form.bits, form.narrow_range)
+    return nudged(*simulated_ends(op, values), form.bits, form.narrow_range)
 
 
 def step_of_simulation(op: Operation, values: Mapping[Operation, Array]) -> Array:
     """Return the distance of two values that a FakeQuant op rounds to."""
     form = format_of_simulation(op)
-    return step(*ends_of(op, values), form.bits, form.narrow_range)
+    return step(*simulated_ends(op, values), form.bits, form.narrow_range)
 
 
 @dataclass(frozen=True, eq=False)

@@ -29,10 +29,10 @@ from geutil.graph import creation
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.quantize.blocks import MOVES, block_of, with_stored_steps
 from geutil.quantize.calibration.ranges import (
-    ends_of,
     format_of_simulation,
     frozen,
     range_values,
+    simulated_ends,
     variable_values,
 )
 from geutil.quantize.partial_copy import values_of
@@ -281,7 +281,7 @@ def _matrix(
 ) -> BlockMatrix:
     """Return the matrix of a FakeQuant op, which makes [block, blocks * outputs]."""
     form = format_of_simulation(op)
-    low, high = (np.asarray(end, np.float32) for end in ends_of(op, ranges))
+    low, high = (np.asarray(end, np.float32) for end in simulated_ends(op, ranges))
     if not np.array_equal((low, high), with_stored_steps(Range(low, high), form)):
         raise QuantizeError(
             f"the ranges of '{op.name}' have steps that are no float16 numbers, which "

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import tensorflow as tf
 
+from geutil.graph import adjacency
 from geutil.graph.op_types import FUSED_NORMS, SELECTS
 from geutil.graph.replicas import own_summand
 from geutil.graph.types import Operation, Tensor
@@ -121,9 +122,7 @@ SHAPING = frozenset(
 
 def behind_shaping(tensor: Tensor, passing: Collection[str] = SHAPING) -> Tensor:
     """Return the tensor whose numbers another one holds in another shape or dtype."""
-    while tensor.op.type in passing:
-        tensor = tensor.op.inputs[0]
-    return tensor
+    return adjacency.source_behind(tensor, passing)
 
 
 def reduces_batch(op: Operation) -> bool:

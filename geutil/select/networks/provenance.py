@@ -286,9 +286,7 @@ def origin_of(tensor: Tensor) -> Operation:
 
 def scalar_value(tensor: Tensor) -> float | None:
     """Return the value of a constant of one element, else None."""
-    op = tensor.op
-    while op.type in ("Identity", "Cast"):
-        op = op.inputs[0].op
+    op = adjacency.source_behind(tensor, ("Identity", "Cast")).op
     if op.type != "Const":
         return None
     value = tf.make_ndarray(op.get_attr("value"))
