@@ -15,7 +15,7 @@ from geutil.tflite.cutting import DEFAULT_SIGNATURE
 from geutil.tflite.edit_plan import EditPlan, Incoming, copied
 from geutil.tflite.looking import GraphLike, TensorsLike
 from geutil.tflite.parts import Contents, LiteGraph, LiteSignature, LiteTensor
-from geutil.tflite.stripping import share_buffers
+from geutil.tflite.surgery import share_buffers
 
 F = TypeVar("F", bound=Contents)
 Pairs = Mapping[str, str] | None

@@ -21,7 +21,6 @@ from geutil.tflite import (
     numbers,
     op_names,
     resizing,
-    stripping,
     surgery,
     type_changes,
     verify,
@@ -138,8 +137,8 @@ class LiteFile(Contents):
     remove = surgery.remove
     insert = surgery.insert
     replace = surgery.replace
-    expose = surgery.expose
-    strip = stripping.strip
+    expose = making.expose
+    strip = surgery.strip
     verify = verify.verify
     set_batch_size = resizing.set_batch_size
     set_input_shape = resizing.set_input_shape

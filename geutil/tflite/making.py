@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from geutil.errors import TFLiteError
-from geutil.tflite import looking
+from geutil.tflite import effects, looking
 from geutil.tflite.arguments import checked
 from geutil.tflite.looking import GraphLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
@@ -295,6 +295,73 @@ def set_outputs(
     """
     own = _open_graph(file, graph)
     give_ends(file, own, "outputs", looking.tensors_of(file, outputs, own))
+
+
+@checked
+def expose(
+    file: Contents,
+    tensors: TensorsLike | Mapping[str, TensorLike],
+    *,
+    graph: GraphLike = None,
+) -> None:
+    """Let tensors be outputs besides those that there are.
+
+    Args:
+        tensors: the tensors, their names, or a mapping from the name of each in
+            signatures.
+
+    Raises:
+        TFLiteError: a signature has an output of the name, or a tensor is a handle.
+
+    Example:
+        >>> from geutil import tflite
+        >>> m = tflite.LiteFile()
+        >>> x = m.add_input("x", "float32", [4])
+        >>> m.set_outputs([m.add("EXP", [m.add("NEG", [x], name="a")], name="b")])
+        >>> m.expose("a")
+        >>> [t.name for t in m.graphs[0].outputs]
+        ['b', 'a']
+    """
+    own = looking.graph_of(file, graph)
+    named: dict[LiteTensor, str] = {}
+    looking.check_uncalled(file, own, "another output")
+    signatures = looking.signatures_of(file, own)
+    if isinstance(tensors, Mapping):
+        for name, item in tensors.items():
+            t = looking.tensor_of(file, item, own)
+            if named.setdefault(t, name) != name:
+                raise TFLiteError(
+                    f"{t!r} cannot be called '{named[t]}' and '{name}'; pass one"
+                )
+        _check_can_be_named(own, signatures, named)
+    else:
+        named = {t: t.name for t in looking.tensors_of(file, tensors, own)}
+    for t in named:
+        if t.dtype in ("resource", "variant"):
+            raise TFLiteError(f"{t!r} is a handle and cannot be an output")
+    effects.check_places_are_free(file, "another output")
+    new = [t for t in named if t not in own.outputs]
+    give_ends(file, own, "outputs", (*own.outputs, *new), named)
+
+
+def _check_can_be_named(
+    graph: LiteGraph,
+    signatures: Sequence[LiteSignature],
+    named: Mapping[LiteTensor, str],
+) -> None:
+    """Refuse names that no signature would hold."""
+    if named and not signatures:
+        raise TFLiteError(
+            f"names are those of a signature, and {graph!r} has none; pass the tensors "
+            "alone, or call add_signature first"
+        )
+    for t, name in named.items():
+        for s in signatures:
+            if t in graph.outputs and s.outputs.get(name) is not t:
+                raise TFLiteError(
+                    f"{t!r} is an output already, and signature '{s.key}' does not "
+                    f"call it '{name}'; use rename"
+                )
 
 
 @checked
