@@ -242,7 +242,7 @@ def _pairs(ours: list[str], theirs: list[str]) -> Iterator[tuple[str, str]]:
     """Pair outputs by their names in model or file; else one by one in order."""
     from geutil.tflite.op_names import file_names
 
-    named_as_file = {name: file_names(ours)[name] for name in ours}
+    named_as_file = file_names(ours)
     named_as_model = {file: name for name, file in file_names(theirs).items()}
     pairs = []
     for name in ours:

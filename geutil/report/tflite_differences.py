@@ -221,7 +221,8 @@ def _by_file_names(
     named: dict[str, Operation], theirs: Sequence[str]
 ) -> dict[str, Operation]:
     """Return ends of a graph by their names in a file; in order if none is known."""
-    ours = {file_names([*named])[name]: op for name, op in named.items()}
+    file_name_of = file_names([*named])
+    ours = {file_name_of[name]: op for name, op in named.items()}
     if len(named) == len(theirs) and not {*ours, *named} & {*theirs}:
         # Keras calls what it converts "output_0" and so on.
         return dict(zip(theirs, named.values(), strict=True))

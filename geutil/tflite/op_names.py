@@ -10,6 +10,7 @@ from __future__ import annotations
 import keyword
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain, count
 from typing import TypeVar
 
 from geutil.errors import TFLiteError, Words
@@ -108,8 +109,9 @@ def file_names(names: Sequence[str]) -> dict[str, str]:
         if not _is_callable(name):
             base = re.sub(r"\W|^(?=\d)", "_", name)
             base = f"{base}_" if keyword.iskeyword(base) else base
-            endings = ("", *(f"_{number}" for number in range(1, len(used_names) + 2)))
-            file_name = next(base + e for e in endings if base + e not in used_names)
+            numbered = (f"{base}_{number}" for number in count(1))
+            free = (each for each in chain((base,), numbered) if each not in used_names)
+            file_name = next(free)
             used_names.add(file_name)
         file_name_of[name] = file_name
     return file_name_of
