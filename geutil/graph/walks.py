@@ -47,7 +47,15 @@ def closure(starts: Iterable[T], next_of: Callable[[T], Iterable[T]]) -> dict[T,
         >>> list(closure(["a"], lambda name: readers.get(name, ())))
         ['a', 'b', 'c', 'd']
     """
-    return dict.fromkeys(walk(starts, next_of))
+    # Not by `walk`, which would take a third longer: plans ask for many closures.
+    seen = dict.fromkeys(starts)
+    waiting = list(seen)
+    for node in waiting:
+        for following in next_of(node):
+            if following not in seen:
+                seen[following] = None
+                waiting.append(following)
+    return seen
 
 
 def walk_by_identity(

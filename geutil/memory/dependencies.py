@@ -23,7 +23,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from geutil.graph.walks import closure
 from geutil.memory.buffers import Buffers, Simulation
 from geutil.memory.program import Program
 from geutil.memory.schedule import planned_order
@@ -404,8 +403,13 @@ class _OrderedEdges:
             return set()
         all_before, place = self.before, self.place
         first = min([place[j] for j in others])
-
-        def further(i: int) -> list[int]:
-            return [j for j in all_before[i] if place[j] >= first and j not in visited]
-
-        return set(closure([start], further)) - {start}
+        waiting = [start]
+        met: set[int] = set()
+        # A walk of its own: each large node of a step asks for several.
+        for i in waiting:
+            for before in all_before[i]:
+                is_new = before not in met and before not in visited
+                if is_new and place[before] >= first:
+                    met.add(before)
+                    waiting.append(before)
+        return met

@@ -31,7 +31,7 @@ def planned_order(
 
 
 def quick_order(program: Program, known: Mapping[int, int] = _NONE_KNOWN) -> Simulation:
-    """Simulate a program in `frugal_order`, or in `order_around` if that holds less."""
+    """Simulate a program in the better `frugal_order`, with known places or without."""
     return _best(_Edges(program), known)
 
 
@@ -41,8 +41,8 @@ def _best(edges: _Edges, known: Mapping[int, int]) -> Simulation:
     return min(run, around, key=lambda run: run.resident)
 
 
-def frugal_order(program: Program) -> list[int]:
-    """Return the nodes in a low-memory order."""
+def frugal_order(program: Program, known: Mapping[int, int] = _NONE_KNOWN) -> list[int]:
+    """Return the nodes in a low-memory order, or around known places of some."""
     # A node that holds no more than before runs as soon as it can. So does one whose
     # large result the nodes behind it use up at once: a weight gradient and its update,
     # which then run in one burst (with Adam's updates; without bursts an encoder holds
@@ -50,15 +50,10 @@ def frugal_order(program: Program) -> list[int]:
     # the end of a shorter way, to be added to the result of a longer one, would be held
     # in the meantime. (List scheduling by critical path, Coffman and Graham 1972, after
     # all free nodes.)
-    return list(_Scheduler(_Edges(program)).run().order)
-
-
-def order_around(program: Program, known: Mapping[int, int]) -> list[int]:
-    """Return the nodes in an order around known places of some of them."""
-    # Of the others, those that make no more than the largest tensor that they read run
-    # right behind their inputs, and so do those that no node needs; the rest just
-    # before the first node that needs them. An update of a variable comes behind the
-    # readers of its old value. Several nodes may have the same place in `known`.
+    # Around `known` places, of which several nodes may have the same, other nodes that
+    # make no more than the largest tensor that they read run right behind their inputs,
+    # and so do those that no node needs; the rest just before the first node that needs
+    # them. An update of a variable comes behind the readers of its old value.
     return list(_Scheduler(_Edges(program), known).run().order)
 
 
@@ -243,7 +238,7 @@ def _ranks(edges: _Edges) -> list[int]:
 
 
 def _ranks_around(edges: _Edges, known: Mapping[int, int]) -> Sequence[float]:
-    """Return the known places, and those of other nodes; see `order_around`."""
+    """Return the known places, and those of other nodes; see `frugal_order`."""
     usual, successors = edges.sorted, edges.successors
     last = len(usual) + max(known.values())
     ranks: list[float] = [known.get(i, last) for i in range(len(usual))]

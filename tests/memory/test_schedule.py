@@ -9,7 +9,6 @@ from geutil.memory import Node, Program, execution_order, simulate
 from geutil.memory.schedule import (
     frugal_order,
     negligible_size,
-    order_around,
     planned_order,
 )
 from tests.memory.test_executor import awaited, chain, naive, programs
@@ -181,7 +180,7 @@ def test_around_a_known_order_an_update_waits_for_what_reads_the_old_value():
         Node("reader", "MatMul", [0, 3], [4]),
     ]
     program = Program(nodes, sizes=[0, 80, 80, 8, 8], fetched=[4])
-    order = order_around(program, {1: 0, 3: 1, 4: 2})
+    order = frugal_order(program, {1: 0, 3: 1, 4: 2})
     assert [nodes[i].name for i in order].index("reader") < order.index(2)
     hasty = [0, 1, 2, 3, 4]
     assert simulate(program, order).peak == 80 + 8 + 8
@@ -195,6 +194,6 @@ def test_random_programs_around_a_known_order(program, data):
     known = {i: place for place, i in enumerate(order) if data.draw(st.booleans())}
     if known:
         # Raises for what is no order.
-        found = order_around(program, known)
+        found = frugal_order(program, known)
         simulate(program, found)
         assert [i for i in found if i in known] == [i for i in order if i in known]

@@ -13,7 +13,7 @@ from geutil.gradients.planning.step_problem import step_problem
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 from geutil.memory import executor
-from geutil.memory.schedule import order_around
+from geutil.memory.schedule import frugal_order
 from tests.gradients.checking import measured_peak
 from tests.gradients.planning.graphs import chain_function, chain_loss, chain_weights
 from tests.thorough import is_quick
@@ -191,7 +191,7 @@ def test_the_planner_knows_that_updates_wait(updates, graph):
     program = trials.program.program()
     names = [node.name for node in program.nodes]
     known = {i: places[name] for i, name in enumerate(names) if name in places}
-    found = executor.simulate(program, order_around(program, known)).peak
+    found = executor.simulate(program, frugal_order(program, known)).peak
     assert found == pytest.approx(problem.peak(order), rel=0.02)
     assert found > 4 * 128 * 128 * (1 + (updates == "apart"))
 
