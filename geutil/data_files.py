@@ -216,6 +216,7 @@ class FileBatches:
             near = next((n for n in (told, by_file.get(key)) if n in found), None)
             if key not in names and near is not None:
                 names[key] = near
+        # With one input and one array, the names need not match.
         if len(inputs) == len(found) == 1:
             return {next(iter(inputs)): next(iter(found))}
         missing = [key for key in inputs if key not in names]

@@ -50,6 +50,7 @@ def names(
 
     def get_attribute(name: str) -> Any:
         attribute = find(name)
+        # Python asks only for names that the module lacks, so once for each.
         setattr(module, name, attribute)
         return attribute
 

@@ -115,6 +115,7 @@ def not_of_input(statistics: Statistics) -> Obstacle | None:
 
 def _measured_around(variance: Operation, mean: Operation) -> Tensor | None:
     """Return the tensor whose variance around a mean `op` computes, or None."""
+    # The variance in one pass: E[x^2] - E[x]^2.
     if variance.type == "Sub":
         squares, squared_mean = (_plain(t).op for t in variance.inputs)
         root = _squared(squared_mean)
@@ -126,6 +127,7 @@ def _measured_around(variance: Operation, mean: Operation) -> Tensor | None:
         return None
     squares = _plain(variance.inputs[0]).op
     difference = squares
+    # Some layers write the square of a difference as two ops.
     if squares.type != "SquaredDifference":
         root = _squared(squares)
         difference = squares if root is None else _plain(root).op
@@ -182,6 +184,7 @@ def with_moving(tensor: Tensor, reads: Sequence[tuple[Tensor, Tensor]]) -> Tenso
     )
     for op in adjacency.topological_sort(ops):
         inputs = [new.get(id(t), t) for t in op.inputs]
+        # An op above which no statistic is read needs no copy.
         if all(a is b for a, b in zip(inputs, op.inputs, strict=True)):
             continue
         node_def = op.node_def

@@ -234,6 +234,7 @@ def _spread(branch: Branch, affine_by_branch: dict[int, Affine]) -> None:
                     _slice(v, start, part.channels) for v in (scale, offset)
                 )
             start += part.channels
+            # The terms of a sum are added up: the first one alone brings the offset.
             affine_by_branch[id(part)] = Affine(scale, None if sums and i else offset)
 
 

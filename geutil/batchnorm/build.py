@@ -84,6 +84,7 @@ def _before(fold: Fold) -> Tensor:
         if affine.scale is not None:
             scale = _like(affine.scale, old)
             weights = old * _spread(layer, scale, layer.inputs)
+        # The planner folds no other than a zero shift into a layer that pads or mixes.
         if affine.offset is not None and not (layer.pads or layer.mixes):
             shift = _spread(layer, _like(affine.offset, old), layer.inputs)
             bias = fold_arithmetic.shift_through(old, shift, layer.outputs)

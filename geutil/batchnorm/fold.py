@@ -438,6 +438,7 @@ def _passed(
     """Return the constant that all callers pass as an argument, if they do."""
     constant: Operation | None = None
     for caller in place.callers:
+        # From its second round on, a loop reads its own result.
         if caller.is_loop and not _is_handed_on(place, index):
             return None
         if not (caller.is_loop or caller.is_branching or caller.is_call):

@@ -264,6 +264,7 @@ def computed(
     for step in steps:
         parameters = list(step.parameters)
         fused = fused_norm(step.op)
+        # A fused kernel in training makes its moments itself, and does not read them.
         if fused is not None:
             statistics = zip(parameters[2:], fused.moments, strict=True)
             parameters[2:] = [new.get(id(moment), read) for read, moment in statistics]

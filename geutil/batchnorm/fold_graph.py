@@ -110,6 +110,7 @@ class Folder:
             return {}
         plan = self._planner().for_training(training)
         if self._clear(plan):
+            # Clearing rebuilt ops that the first plan names.
             plan = self._planner().for_training(training)
         refused = {norm.result.op: (norm, obstacle) for norm, obstacle in plan.refused}
         freeze = training_build.freeze_of(self._graph, training)
@@ -117,6 +118,7 @@ class Folder:
         held_ends = build.held_ends(self._graph, staying)
         built: dict[Operation, Built] = {}
         for fold in plan.folds:
+            # An end that somebody holds stays, and reads the folded layer.
             if fold.end in held_ends:
                 made = training_build.build_training(
                     fold, freeze, training, end_stays=True

@@ -240,6 +240,7 @@ def check(
         for name, a in ours.items():
             _check_values(name, a, theirs[name], count - 1)
             tally.add(name, theirs[name], a, count - 1, rows_of(sample))
+            # An empty output has no extremes.
             if a.size:
                 ends.setdefault(name, []).extend((float(a.min()), float(a.max())))
     if not tally.differences:

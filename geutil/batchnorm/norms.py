@@ -104,6 +104,7 @@ class _Finder:
             for op, step in self._steps.items()
             if op not in norm_ops and (steps := self._bare(step, norm_ops))
         ]
+        # Bare norms were found apart, and reports follow the order of the graph.
         if bare:
             place = {op: i for i, op in enumerate(self._steps)}
             norm_steps = sorted(
@@ -114,6 +115,7 @@ class _Finder:
             Norm(
                 tuple(steps),
                 self._trains(steps),
+                # A scope that holds several norms names none of them.
                 _scope(steps) if scopes[_scope(steps)] == 1 else steps[-1].op.name,
             )
             for steps in norm_steps

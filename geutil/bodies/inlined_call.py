@@ -220,6 +220,7 @@ class Wiring:
                 )
             path[end] = None
             end = tensor_by_reference[end]
+        # Later look-ups of a long chain end after one step.
         for name in path:
             tensor_by_reference[name] = end
         return end
@@ -435,6 +436,7 @@ class Expansion:
         done = [self._tied(name, "") for name in ties.done]
         if not any(name in site.names for name in ties.done):
             done += site.controls
+            # A body in which nothing has to run is done when its arguments are there.
             done += [] if ties.done else map(wait_for_tensor, site.inputs)
         self._wiring.groups[f"^{site.name}"] = Group(
             done, site.name, site.device, reserved=True, forced=forced

@@ -185,6 +185,7 @@ class ScannedBody:
             node = self.nodes.get(name)
             if name in self.arguments:
                 argument = self.arguments.index(name)
+            # A damaged or hostile graph can have a circle.
             elif node is None or name in passed:
                 break
             else:
@@ -260,6 +261,7 @@ def power_of_node(node: Any, left_out: int = 0) -> tuple[str, str]:
     """Return the power of a node, and the attribute that decides, as text."""
     power = power_kinds.table().get(node.op, _UNKNOWN).power
     is_decided = node.op in _ATTRIBUTES or node.op in _FILE_ATTRIBUTES
+    # The value that decides was too long to be read: assume the worst.
     if left_out and (is_decided or _URLS.match(node.op)):
         grave = power_kinds.WRITE if node.op == "PrintV2" else power
         return grave, f"a value of {left_out:,} bytes"

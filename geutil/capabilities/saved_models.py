@@ -57,6 +57,7 @@ def powers_of_directory(folder: Path) -> tuple[list[Power], int]:
     """
     file = proto_files.saved_model_file(folder)
     if file.suffix == ".pbtxt":
+        # The scan reads binary protos alone.
         data = proto_files.read_saved_model(folder).SerializeToString()
         entries, ops = _told(file, data, folder)
     else:
@@ -64,6 +65,7 @@ def powers_of_directory(folder: Path) -> tuple[list[Power], int]:
             proto_files.check_binary(buffer, file, SAVED_MODEL)
             entries, ops = _told(file, buffer, folder)
     metadata = folder / _METADATA
+    # An empty file cannot be mapped into memory.
     if metadata.is_file() and metadata.stat().st_size:
         with wire.mapped(metadata) as buffer:
             try:

@@ -29,6 +29,7 @@ def without_powers(model: M) -> M:
     effects = values_behind(nodes, waiting)
     entries = [*inside]
     entries += (_entry(name, kinds[name], needed, effects) for name in kinds)
+    # An effect that one of the others needs has to stay.
     gone = [name for name in dropped if name not in effects]
     if gone:
         side_effects.prune(program, gone, waiting)

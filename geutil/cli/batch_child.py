@@ -111,6 +111,7 @@ def _quantize(work: Work, step: PipelineStep) -> Any:
     method = options.pop("method", "best")
     work.scheme = options.get("scheme")
     reports: list[Any] = [quantize(work.model, is_training=False, **options)]
+    # Schemes that keep activations in float have no ranges to set.
     is_ranged = work.scheme is None or work.scheme.startswith("int")
     if work.data is not None:
         batches = _batches(work)

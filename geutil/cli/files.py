@@ -142,6 +142,7 @@ def read_model(
         values: whether the values of weights are asked for.
     """
     check_source(path)
+    # A broken file is refused without waiting for TensorFlow.
     if "tensorflow" not in sys.modules and not is_text(path):
         _check_content(path, signature)
     start_keras() if path.suffix in _KERAS_SUFFIXES else start_tensorflow()
@@ -150,6 +151,7 @@ def read_model(
 
     with working(f"opening {path.name}"):
         if not is_lite(path):
+            # Looks need ops and shapes, and reading the weights takes most of the time.
             if not values and path.suffix == ".keras" and path.is_file():
                 return open_without_values(path, signature)
             return open(str(path), signature=signature)

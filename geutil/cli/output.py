@@ -88,6 +88,7 @@ def show_rows(
         return
     if not sys.stdout.isatty():
         columns = [*zip(*listed, strict=True)] or [()] * len(titles)
+        # A pipe gets bare numbers, so that the title has to tell the unit.
         heads = [
             f"{title}, bytes"
             if any(isinstance(cell, Size) for cell in column)

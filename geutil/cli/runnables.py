@@ -59,6 +59,7 @@ def read_runnable(path: Path, signature: str | None) -> Runnable:
         try:
             return model.run(**arrays)
         except tf.errors.OpError as error:
+            # Below its first line, TensorFlow's message lists ops of the graph.
             said = str(error.message).strip().partition("\n")[0]
             raise CommandError(
                 f"'{path}' fails on these data: {said}; pass data that it can take"
@@ -151,6 +152,7 @@ def fed(side: Runnable, arrays: Mapping[str, Any]) -> Arrays:
     """Return the array of each input, by its name in the model or in a file."""
     from geutil.tflite.op_names import file_names
 
+    # Data saved for a TFLite file name inputs as the converter does.
     of_file = file_names(list(arrays))
     by_name = {of_file[name]: name for name in arrays}
     found = {
@@ -249,6 +251,7 @@ def _pairs(ours: list[str], theirs: list[str]) -> Iterator[tuple[str, str]]:
         near = (name, named_as_file[name], named_as_model.get(name))
         pairs.append((name, next((n for n in near if n in theirs), None)))
     found = {other for _, other in pairs if other is not None}
+    # No name fits: one of the models was renamed as a whole.
     if len(ours) == len(theirs) and not found:
         return zip(ours, theirs, strict=True)
     if found != set(theirs) or len(ours) != len(theirs):

@@ -126,6 +126,7 @@ class TrainingStep:
             )
             for weight, slope in zip(self._weights, slopes, strict=True):
                 if slope is not None:
+                    # The gradient of an embedding comes as IndexedSlices.
                     dense = tf.convert_to_tensor(slope)
                     weight.assign_sub(dense, read_value=False)
 
@@ -214,6 +215,7 @@ class BatchSizes:
             return
         first = max(ordered.batch, saving.batch, 1)
         best = ordered
+        # An empty plan is ordering alone, whose batch is known.
         met: set[Any] = {((), ())}
         plans = self._step(first).plans(MORE_TIME)
         for share, plan in zip(MORE_TIME, plans, strict=True):
@@ -222,6 +224,7 @@ class BatchSizes:
             if choice not in met:
                 found.append(self._fit(plan, order=True, first=first)[0])
             met.add(choice)
+            # Checkpoints may win where they take no more time than the plan.
             if saving_time <= share:
                 found.append(saving)
             best = max(found, key=lambda fit: fit.batch)

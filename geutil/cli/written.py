@@ -67,6 +67,7 @@ class Written:
         added, removed = (sum(c.values()) for c in (self.ops_added, self.ops_removed))
         sizes = f"{size_text(self.bytes)}, before {size_text(self.bytes_before)}"
         lines = [f"wrote '{self.path}' ({self.format}): {sizes}; {self.seconds:.1f} s"]
+        # A TFLite file has kinds of its own, so that such counts tell nothing.
         if self.format != ModelFormat.tflite.value:
             lines.append(f"ops: {added} added, {removed} removed")
         if self.difference is None:
@@ -143,6 +144,7 @@ class Record:
                     found = (
                         self._compared(model, data) if compared is None else compared()
                     )
+            # The file is written already: a run that fails is told, and no more.
             except GeutilError as error:
                 why_not = str(error)
         return Written(

@@ -240,6 +240,7 @@ def check_order(steps: Sequence[PipelineStep], *, with_data: bool) -> None:
                 raise ModelError(
                     f"step '{step}' rounds by data", remedy=f"pass {_DATA}"
                 )
+        # A function of the caller may have quantized the model.
         if step.name == "tflite" and not has_function:
             _check_file(step, quantized, with_data=with_data)
     if with_data and quantized is None and not has_function:
@@ -261,6 +262,7 @@ def _check_file(
             )
         return
     by = quantized.option("scheme")
+    # Such a scheme stores no activations.
     if by not in _RANGED and by is not None:
         return
     if not with_data:
@@ -309,6 +311,7 @@ def sources_of(paths: Paths, leave_out: Path) -> list[ModelSource]:
         for place, why_not in _expanded(path, leave_out.absolute()):
             found.setdefault(place, why_not)
     alone = isinstance(paths, str | os.PathLike)
+    # Among several, a path with nothing at it fails by itself.
     if not found or (alone and not any(path.exists() for path in found)):
         named = ", ".join(f"'{path}'" for path in listed) or "an empty list"
         raise ModelError(f"there is nothing at {named}; pass a folder, or models")
@@ -417,6 +420,7 @@ def data_of(data: Data, sources: Sequence[ModelSource]) -> dict[str, DataSource 
                 "'random'"
             )
         own = {name: _data_in(place, name) for name in names}
+        # A folder without an entry for any model is one data set for all.
         if place.is_dir() and any(own.values()):
             return own
         return dict.fromkeys(names, DataSource(place))

@@ -166,8 +166,10 @@ def batch(
             listed = runner.run(todo)
             for entry in counted(listed, len(sources), progress, "models", done=done):
                 entries[entry.name] = entry
+                # A batch that is killed resumes from the report.
                 written()
         except BaseException:
+            # An interrupt, too, ends the processes and keeps the outcomes.
             if todo:
                 jobs.stop_jobs(place, todo[0].run)
             entries |= runner.stop()
@@ -292,6 +294,7 @@ def _locked(output: Path) -> Iterator[None]:
     try:
         import fcntl
     except ImportError:
+        # Windows has no such locks.
         yield
         return
     file = output / LOCK

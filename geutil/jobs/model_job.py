@@ -367,6 +367,7 @@ def _watch(process: ModelProcess, timeout: float | None, stop: Path) -> tuple[st
         while not ended:
             process.wait(_POLL)
             peak_bytes = max(peak_bytes, peak_of(process.pid))
+            # A process that has ended counts as ended, even if it is seen too late.
             if process.code is not None:
                 ended = "ended"
             elif end is not None and time.monotonic() > end:
@@ -405,6 +406,7 @@ def _entry(job: Job, place: Path, code: int, ended: str) -> BatchEntry:
         return replace(entry, action="timed out", reason=reason)
     if noted.get("error"):
         return replace(entry, action="failed", reason=noted["error"])
+    # A step that exits the process ends it well, and not complete.
     if code == 0 and noted.get("complete"):
         files = {name: size_of(place / name) for name in noted["files"]}
         return replace(entry, action="done", reason="", step="", files=files)

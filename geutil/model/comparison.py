@@ -100,6 +100,7 @@ def compare(
     if inputs is None:
         if samples < 1:
             raise ModelError(f"samples is {samples}; draw at least one")
+        # A fixed seed draws the same inputs each time.
         rng = np.random.default_rng(0)
         input_sets: Iterable[Mapping[str, Any]] = (
             _drawn(model, other, their_name, rng) for _ in range(samples)

@@ -255,6 +255,7 @@ def _replace(
     """Replace an op by a constant if it can be computed and nothing grows."""
     try:
         (value,) = session.run(op.outputs)
+    # An op that cannot be computed here, such as a failing check, stays.
     except tf.errors.OpError:
         return
     const = programs.const_node(op.name, tf.constant(value, op.outputs[0].dtype))
@@ -263,6 +264,7 @@ def _replace(
     for name in gone:
         for node in map(node_name, node_by_name[name].input):
             ended[node] += 1
+            # An op goes only with the last of those that read it.
             if ended[node] == uses[node]:
                 gone.append(node)
     if const.ByteSize() <= sum(node_by_name[name].ByteSize() for name in gone):

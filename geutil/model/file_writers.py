@@ -182,6 +182,7 @@ def _resources(
             if captured.dtype != tf.resource or id(captured) in handle_ids:
                 continue
             handle_ids.add(id(captured))
+            # Variables are saved from a list of their own.
             if any(captured is v.handle for v in function.variables):
                 continue
             owner = protos.owner_of(captured)
@@ -256,6 +257,7 @@ def stateless_program(model: EditableModel) -> ModelProgram:
     """Return the frozen program of a model that captures nothing."""
     program = frozen_variables.frozen_program(model)
     if program.captures:
+        # In reverse order, the first reader of each is the one that remains.
         readers = {
             node_name(text): f"'{node.name}' ({node.op})"
             for node in reversed(program.graph_def.node)

@@ -330,6 +330,7 @@ def body_of(loop: Caller) -> str:
 def family_of(library: FunctionLibrary, entry: Entry) -> Family:
     """Return the functions whose arguments change when those of one do."""
     entries = [entry]
+    # A loop or branch passes the same to all its functions, which have more callers.
     while True:
         callers = library.callers_of(entries)
         names = dict.fromkeys(e.name for e in entries)
@@ -466,6 +467,7 @@ def _take_captures(library: FunctionLibrary, entry: Entry) -> None:
                 add_argument(entry_family, member, name, inside, inside)
                 continue
             body.take_input(name, inside)
+            # The body of a loop returns each argument, for the next round.
             if entry_family.loops_around(member):
                 body.take_output(fresh_name(set(body.outputs), name), inside)
         write(library, entry_family.entries, with_argument(entry_family, passed))
@@ -516,6 +518,7 @@ def _update(
     for caller in library.callers_in(graph):
         if not new.hold(graph, caller):
             continue
+        # An op whose type is the function itself cannot be changed in place.
         if caller.op not in rebuilds and caller.callees[0].attribute:
             call_others(caller, new.names)
             continue

@@ -76,6 +76,7 @@ def set_switches(program: ModelProgram, options: StripOptions) -> Switches:
         if not _may_switch(node) or node.name in values:
             continue
         name = _input_of(program, node.name) or node.name
+        # An input of another name may be data, and is only told.
         if not (_is_known(name) or _is_known(node.name)):
             if name in program.inputs:
                 reason = f"pass switches={{'{name}': False}} if it selects training"
@@ -297,6 +298,7 @@ def turn_batch_norms(
         turned.entries.append(_turned(norm, *sources))
         turned.updates |= updates
     _check_names(options, norms)
+    # With any fault nothing is redirected, and one message tells all faults.
     if not faults:
         _redirect_all(parts, chosen, live, turned)
         faults = _left(parts, options, turned, averages)
@@ -456,6 +458,7 @@ def _redirect(
     shapes = [statistic]
     for tensor in shapes:
         readers = [op for op in adjacency.consumers(tensor) if op in live]
+        # A layer may reshape the statistic first: go on to the shape of the variable.
         if tensor.dtype != value.dtype or not _same_shape(tensor, value):
             passing = [op for op in readers if op.type in SHAPING]
             shapes += [op.outputs[0] for op in passing if op.inputs[0] is tensor]

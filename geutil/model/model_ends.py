@@ -187,6 +187,7 @@ def _check_inputs(
 ) -> None:
     """Refuse inputs that no output needs, and outputs that need inputs left out."""
     needed = _needed(program, list(program.outputs.values()))
+    # An input may serve a side effect alone.
     used = needed | _needed(program, program.side_effects)
     for name, t in fed.items():
         if node_name(t) not in used:
@@ -270,6 +271,7 @@ def _selected(model: EditableModel, ops: Any) -> list[Operation]:
         selected_ops = _op_of_layer(model, ops)
     if not selected_ops:
         selected_ops = [ops] if is_op(ops) else select_ops(ops, graph=model.graph)
+    # geutil itself added the sinks of outputs.
     own = {id(sink) for sink in model.outputs.sinks.values()}
     selected_ops = [op for op in selected_ops if id(op) not in own]
     if not selected_ops:

@@ -141,6 +141,7 @@ def open(
             )
     if isinstance(source, str | os.PathLike):
         _check_powers(Path(source), allowed=powers)
+        # Where TensorFlow aborts on a file, the other process dies, and not this one.
         if isolated:
             _try_elsewhere(Path(source), {"signature": signature, "tags": tags})
     origin = _source(source, signature, tags, inputs, outputs, session)

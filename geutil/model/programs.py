@@ -245,6 +245,7 @@ def prefix_nodes(program: ModelProgram, prefix: str) -> None:
 
     names = {node.name: f"{prefix}{node.name}" for node in program.graph_def.node}
     for node in program.graph_def.node:
+        # In one graph, two loops with frames of one name would be one.
         if "frame_name" in node.attr:
             node.attr["frame_name"].s = prefix.encode() + node.attr["frame_name"].s
     _rename(program, names, renamed)

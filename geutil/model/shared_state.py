@@ -260,6 +260,7 @@ def restore(holdings: SharedState, checkpoint: str) -> list[str]:
             f"checkpoint '{checkpoint}' has none of {list(holdings.variables)[:10]}; "
             f"it has {sorted(shapes)[:10]}"
         )
+    # All variables are checked before the first is assigned.
     for name, variable in variable_by_name.items():
         if not variable.shape.is_compatible_with(shapes[name]) or (
             variable.dtype != dtypes[name]

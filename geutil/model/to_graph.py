@@ -321,6 +321,7 @@ def _needed_by_gradients(
                 [start], stop_at_ts=stops, control_inputs=True
             )
             new = [op for op in behind if op not in stop_ops]
+            # An op behind a placeholder that nothing feeds cannot run.
             if not any(op.type == "Placeholder" for op in new):
                 waiting += [op for op in new if op not in extra_ops]
                 extra_ops.update(new)
@@ -375,6 +376,7 @@ def build(
     with creation.neutral(target):
         for name, t in inputs.items():
             arguments[name] = tf.compat.v1.placeholder(t.dtype, t.shape, names(t.op))
+            # An input that no op reads stays an argument, and has nothing to replace.
             if t in read:
                 replaced.append((t, arguments[name]))
     for outside, inside in captures:

@@ -231,6 +231,7 @@ def _list_rules() -> tuple[Rule, ...]:
                 place = _number(op.inputs[1])
                 if place is None:
                     return f"the place that '{op.name}' writes is no constant"
+                # The last write of a place comes first, and counts.
                 elements.setdefault(place, op.inputs[2])
             elif op.type == "TensorListReserve":
                 length = _number(op.inputs[1])

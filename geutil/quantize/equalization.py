@@ -128,6 +128,7 @@ class _Link:
             return "(Mean) may average over channels" if self._mixes(op) else ""
         if kind in SHIFTS:
             return self._summed(op, data)
+        # By a parameter, a product keeps the scale of its channels.
         if kind in _HOMOGENEOUS or (kind == "Mul" and len(data) == 1):
             return ""
         return f"({kind}) does not keep the scale of channels"
@@ -454,6 +455,7 @@ def _scaled(links: Sequence[_Link], scales: Sequence[Array]) -> list[_Scaled]:
         for second in link.seconds.values():
             multiply(second, by, second.inputs)
         for op, slot in link.biases:
+            # BiasAdd takes a vector; other sums broadcast behind the axis of channels.
             behind = 0 if op.type == "BiasAdd" else -1 - link.first.axis
             biases.append(_Scaled(op, slot, (1 / by).reshape([-1] + [1] * behind)))
     kernels = [_Scaled(op, la.weights, total) for op, (la, total) in factors.items()]

@@ -164,6 +164,7 @@ class JoinedInputs:
                 for name in inputs
                 for low, high in [self._widths.get(name, (0.0, 0.0))]
             }
+            # Where all are narrow, none gets more steps than another.
             if max(steps.values()) < FEWEST:
                 continue
             found += [
@@ -176,6 +177,7 @@ class JoinedInputs:
                     tuple(ops_by_range[site.name]),
                 )
                 for name, count in steps.items()
+                # An input that is always 0 needs no steps.
                 if 0.0 < count < FEWEST
             ]
         return tuple(found)

@@ -161,14 +161,17 @@ class _NormFinder:
     ) -> Iterator[tuple[Tensor, int, Tensor | None] | None]:
         """Yield the data that is scaled, or the results of layers whose weights are."""
         for op, slot in scaled:
+            # A root that is divided by something scales no data.
             if op.type not in ("Mul", "RealDiv") or (op.type == "RealDiv" and not slot):
                 continue
             scale, other = op.inputs[slot], op.inputs[1 - slot]
             if self._network.is_data(other) and op in self._network.place:
+                # Of (x - mean) * scale, the statistics are those of x.
                 if other.op.type == "Sub":
                     other = other.op.inputs[0]
                 yield other, _last_axis(scale), None
                 continue
+            # A folded norm scales the weights of its layer in place of data.
             if op.type == "Mul":
                 for layer in self._network.layers.values():
                     if _weights(layer) is op.outputs[0]:
@@ -352,8 +355,10 @@ def reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport:
     before = [(h, _read(h)) for norm in norms for h in (norm.mean, norm.variance)]
     entries: dict[InferenceNorm, Reestimated] = {}
     try:
+        # The data of a norm depend on the norms before it.
         for level in _levels(norms):
             entries.update(_set(graph, model.inputs, level, samples))
+    # An interrupt, too, must not leave some of the norms changed.
     except BaseException:
         for handle, value in before:
             strategy_variables.assign(handle, value)

@@ -133,6 +133,7 @@ def diff(
     graph, file = graph_and_file(*sides)
     if graph is not None and file is not None:
         graphs = page_data(graph, file)
+        # The graph was put first; the caller's order is another.
         if graph is not sides[0]:
             graphs = swapped(graphs)
         if report is None:

@@ -201,6 +201,7 @@ def _ends_of(subject: Subject, file: FileSubject, scopes: tuple[str, ...]) -> En
         role, _, name = text.partition(" ")
         if op_name in by_name and role in named and _is_data(by_name[op_name]):
             named[role][name] = by_name[op_name]
+    # A bare graph tells no ends: its placeholders are the inputs.
     if not named["input"]:
         holders = [op for op in ops if op.type in PLACEHOLDERS and _is_data(op)]
         named["input"] = {op.name: op for op in holders}
@@ -255,6 +256,7 @@ def difference_of_file(graph: Subject, file: FileSubject) -> FileDifference:
         lost = [drawn[place] for place in _lost(pair)]
         missing += [(f"{pair.scope}{op.name}", op.type) for op in lost]
         common += sum(map(bool, pair.matching.nodes.values()))
+    # The file may call bodies that the graph has no counterpart of.
     paired = {id(pair.subject) for pair in pairs}
     for body in _called_in(file):
         if id(body) not in paired:

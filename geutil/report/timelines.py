@@ -200,6 +200,7 @@ def _below_root(held: Counter[str]) -> Counter[str]:
                 inner[name[len(root) :].split("/")[0]] += size
         largest, most = max(inner.items(), key=lambda item: item[1], default=("", 0))
         is_scope = any(name.startswith(f"{root}{largest}/") for name in held)
+        # Below a scope with less than half, other layers would be hidden.
         if not is_scope or most <= sum(held.values()) / 2:
             break
         root = f"{root}{largest}/"
@@ -264,6 +265,7 @@ def _saving_lines(timelines: Labelled, report: object) -> list[str]:
         times = [sum(m.time for m in line.moments) for line in (first, second)]
         saved = first.peak - second.peak
         text = f"{label}: {_size(abs(saved))} {'less' if saved >= 0 else 'more'}"
+        # Times of different origins, such as measured ones, cannot be compared.
         if min(times) > 0 and first.source == second.source:
             longer = times[1] / times[0] - 1
             word = "more" if longer >= 0 else "less"

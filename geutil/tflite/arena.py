@@ -150,6 +150,7 @@ def _arena(
     for address, size in sorted((*found.values(), *temporaries)):
         if address == _UNKNOWN:
             continue
+        # Padding leaves gaps up to the alignment; a larger one ends an allocation.
         if not pieces or address > end + ALIGNMENT:
             pieces.append([])
             end = address
@@ -215,6 +216,7 @@ def greedy_offsets(
     first = np.array([b.first for b in buffers], np.int64)
     last = np.array([b.last for b in buffers], np.int64)
     sizes = [b.size for b in buffers]
+    # TensorFlow Lite for Microcontrollers aligns sizes before it sorts by them.
     if fit == "first":
         sizes = [_aligned(size, alignment) for size in sizes]
     turns = _turns(buffers, sizes, fit)
@@ -345,6 +347,7 @@ class ArenaProgram:
             first = place[value.maker] if value.maker >= 0 else 0
             last = max((place[u] for u in value.users), default=first)
             last = end if value.is_kept else last
+            # TFLite places the tensors that live from the first step to the end first.
             stays = value.is_kept and not first
             is_needed = value.maker >= 0 or value.is_kept or bool(value.users)
             buffers.append(ArenaBuffer(first, last, is_needed * value.size, stays))
@@ -445,6 +448,7 @@ def runtime_arenas(file: LiteFile, graph: LiteGraph) -> dict[Runtime, RuntimeAre
         is_reference = runtime == "reference"
         measured = measure_arena(file, graph, reference=is_reference)
         temporaries: Sequence[Sequence[int]] = ()
+        # The whole arena does not tell which op owns a buffer: each op runs alone.
         if measured.temporaries:
             alone = measure_op_temporaries(graph, reference=is_reference)
             temporaries = _in_arena(alone, measured.temporaries)
@@ -453,6 +457,7 @@ def runtime_arenas(file: LiteFile, graph: LiteGraph) -> dict[Runtime, RuntimeAre
         arenas[runtime] = RuntimeArena(
             runtime, program, tensors, measured.size, measured.unplaced
         )
+    # No interpreter of Micro runs here, so its kernels' buffers are unknown.
     values, tensors = _values(graph, measured.sizes, {}, stay=False)
     program = ArenaProgram(len(graph.ops), values, (), edges)
     planned = _planned(program, "micro", range(program.count))

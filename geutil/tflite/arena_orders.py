@@ -247,6 +247,7 @@ def _least_alive(program: ArenaProgram) -> list[int]:
             used = 0
             for user in value.users:
                 used |= earlier[user]
+            # Before any one user is enough: the value lives until its last user.
             at &= used
             at |= 1 << value.maker if value.maker >= 0 else 0
         raw = np.frombuffer(at.to_bytes(-(-count // 8), "little"), np.uint8)
@@ -287,6 +288,7 @@ def least_arena(
     if every is not None:
         better = min(every, key=cost)
         return LeastArena(better if cost(better) < cost(best) else best, True)
+    # A fixed seed lets the same file get the same order each time.
     mover = _Mover(program, random.Random(0))
     for start in starts:
         order = _descent(start, cost, mover, enough, tries // len(starts))
@@ -308,6 +310,7 @@ def _descent(
             break
         moved = mover.moved(order)
         found = cost(moved)
+        # An equal cost is accepted, because most moves change no peak.
         if found <= least:
             order, least = moved, found
     return order
@@ -339,6 +342,7 @@ def all_orders(program: ArenaProgram, most: int) -> list[list[int]] | None:
     for order, i, *_ in tree(starts, following):
         if len(order) == program.count - 1:
             found.append([*order, i])
+        # The number of orders can be exponential, so counting ends here.
         if len(found) > most:
             return None
     return found

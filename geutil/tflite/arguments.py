@@ -115,6 +115,7 @@ def _fits(value: Any, hint: Any, name: str) -> bool:
     if hint is str and isinstance(value, str):
         return bool(check_text(value, f"{name}=") or True)
     if hint in _NUMBERS:
+        # A bool is an int in Python, and a mistake where a number is wanted.
         is_bool = isinstance(value, bool | np.bool_)
         return isinstance(value, _NUMBERS[hint]) and is_bool == (hint is bool)
     if origin is Mapping:
@@ -124,6 +125,7 @@ def _fits(value: Any, hint: Any, name: str) -> bool:
             for one, part in zip(pair, parts, strict=True)
         )
     if origin in (Iterable, Sequence):
+        # A text is iterable, too, and its letters are never the list that is meant.
         is_list = isinstance(value, Iterable) and not isinstance(
             value, str | bytes | Mapping
         )

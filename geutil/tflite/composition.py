@@ -289,9 +289,11 @@ def merge(file: F, others: Mapping[str, F]) -> None:
         raise TFLiteError("no file to merge is passed")
     effects.check_places_are_free(file, "a merge")
     added: dict[str, LiteSignature] = {}
+    # Beside others, the file's own subgraph is called by a signature alone.
     if not file.signatures:
         added[DEFAULT_SIGNATURE] = _own_signature(DEFAULT_SIGNATURE, file)
     graphs: list[LiteGraph] = []
+    # A scratch file holds all so far, so that each copy keeps apart from all.
     joined = type(file)()
     joined.graphs = [*file.graphs]
     unknown = file.unknown

@@ -71,6 +71,7 @@ def assembled(file: F, parts: Sequence[FilePart]) -> F:
     new.metadata, new.archive = {**file.metadata}, file.archive
     called = effects.called_graphs(op for part in parts for op in part.ops)
     wholes = {part.graph for part in parts if part.is_whole}
+    # A subgraph that is a part itself is not written a second time.
     every = [*parts, *(FilePart.whole(g) for g in called if g not in wholes)]
     new.graphs = [LiteGraph(part.name) for part in every]
     pairs = [*zip(every, new.graphs, strict=True)]
@@ -86,6 +87,7 @@ def assembled(file: F, parts: Sequence[FilePart]) -> F:
             )
     codes = dict.fromkeys(op.code for op in new.ops)
     new.codes = [code for code in codes if code is not None]
+    # Metadata describe the ends of the main subgraph as they were.
     if parts[0].graph is not file.graphs[0] or not parts[0].has_its_ends:
         effects.leave_description_out(new)
     return new
@@ -114,6 +116,7 @@ def copied_tensors(
     """Return copies of the tensors of some ops, in the order of the subgraph."""
     used = {t for op in ops for t in (*op.inputs, *op.outputs, *op.intermediates) if t}
     used.update(more)
+    # No op reads the scales of blocks, so the ops do not name them.
     used |= {scales for t in used for scales in of_blocks(t)}
     tensors = {t: t.copied() for t in graph.tensors if t in used}
     for t, copy in tensors.items():
@@ -175,6 +178,7 @@ def _signature(
         names: _Names = {}
         for name, t in (*one.inputs.items(), *one.outputs.items()):
             names.setdefault(t, []).append(name)
+        # The signature that is asked for is met first, and its names win.
         known = {**names, **known}
     both: list[dict[str, LiteTensor]] = []
     for ends in (part.inputs, part.outputs):
@@ -320,6 +324,7 @@ def _with_state(
     """Return ops with those that write to the state that they read."""
     found = {*needed}
     writers = [op for op in graph.ops if effects.has_effect(op)]
+    # A writer reads values whose makers can read further state.
     while True:
         about = {one for op in found for one in effects.resources(op)}
         more = [

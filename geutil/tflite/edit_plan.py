@@ -158,6 +158,7 @@ class Incoming:
         made = dict(zip(self.graph.outputs, given or (), strict=False))
         for theirs, ours in made.items():
             check_alike(theirs, ours)
+            # An output that is an input or a constant has no op to make another.
             if theirs.producer is None:
                 raise TFLiteError(
                     f"no op of {self.graph!r} makes its output {theirs!r}"
@@ -268,6 +269,7 @@ def bridge(source: LiteTensor, wanted: LiteTensor) -> LiteOp | None:
         one == two or have_equal_steps(source, wanted)
     ):
         return None
+    # DEQUANTIZE widens float16, which has no steps, as well.
     small = ("float32", "float16")
     if wanted.dtype == "float32" and (one is not None or source.dtype in small):
         return conversion(source, wanted)
@@ -311,6 +313,7 @@ def _keep_apart(file: Contents, copy: Contents) -> None:
     for kind, container, name in sorted(own & known, key=repr):
         taken = {n for k, c, n in known | own if (k, c) == (kind, container)}
         free: object
+        # Hash tables are numbered, and variables have names.
         if isinstance(name, int):
             free = 1 + max(n for n in taken if isinstance(n, int))
         else:

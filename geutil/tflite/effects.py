@@ -141,6 +141,7 @@ def in_order(
     for op in ops:
         read = dict.fromkeys(maker.get(t) for t in inputs.get(op, op.inputs) if t)
         earlier = [*read]
+        # No tensor shows that one op writes the state which the next one reads.
         if keeps_order(op):
             earlier.append(last)
             last = op
@@ -150,6 +151,7 @@ def in_order(
                 waiting[op] += 1
     ready = [place[op] for op in ops if not waiting[op]]
     ordered: list[LiteOp] = []
+    # The earliest in the old order goes first, so that few ops move.
     while ready:
         op = ops[heapq.heappop(ready)]
         ordered.append(op)

@@ -62,6 +62,7 @@ def tensor_of(file: Contents, item: TensorLike, graph: LiteGraph) -> LiteTensor:
         return item
     tensors = graph.tensors
     found = [t for t in tensors if t.name == item]
+    # A tensor's own name wins over the name that a signature gives an end.
     if not found:
         found = [*dict.fromkeys(t for name, t in ends(file, graph) if name == item)]
     if len(found) > 1:

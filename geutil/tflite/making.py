@@ -259,6 +259,7 @@ def _describe(
     first = next((t for t in op.reads), None)
     types, shapes = output_types(op), output_shapes(op)
     for t, own, ruled in zip(op.outputs, types, shapes, strict=True):
+        # Most kinds keep the type of the first tensor that they read.
         found = dtype or own or (first and first.dtype)
         if not found:
             raise TFLiteError(f"{op!r}: the type of {t.label} is open; pass dtype=")
@@ -324,6 +325,7 @@ def expose(
     """
     own = looking.graph_of(file, graph)
     named: dict[LiteTensor, str] = {}
+    # An op that calls the subgraph takes a fixed number of outputs.
     looking.check_uncalled(file, own, "another output")
     signatures = looking.signatures_of(file, own)
     if isinstance(tensors, Mapping):

@@ -237,6 +237,7 @@ def set_quantization(
         scale 0.25, zero point -3
     """
     found = looking.tensor_of(file, tensor, looking.graph_of(file, graph))
+    # Beyond float32 a scale becomes infinite, which the check of steps refuses.
     with np.errstate(over="ignore"):
         scales = tuple(np.atleast_1d(np.asarray(scale, np.float32)).tolist())
     zeros = tuple(int(zero) for zero in np.atleast_1d(np.asarray(zero_point)))
@@ -255,6 +256,7 @@ def set_quantization(
             "take one scale each"
         )
     new = dict.fromkeys(members, steps)
+    # All is computed before a tensor changes: a refusal leaves the file as it was.
     values: dict[LiteTensor, Array] = {}
     clipped: dict[str, int] = {}
     for member in members:
@@ -295,10 +297,12 @@ def _check_steps(tensor: LiteTensor, steps: Quantization) -> None:
         )
     scales = np.asarray(steps.scales)
     is_weight = any(layer_inputs(op)[1] is tensor for op in tensor.consumers)
+    # Only kernels of uint8 read a zero point of weights.
     if any(steps.zero_points) and is_weight and tensor.dtype != "uint8":
         raise TFLiteError(
             f"the zero point of {tensor.label} is 0 in the kernels that read it"
         )
+    # A scale for each channel is for stored weights: what an op makes has one.
     if scales.size > 1 and (
         len(own.scales) != scales.size or tensor.makers or not tensor.buffer.size
     ):
@@ -357,11 +361,13 @@ def _calls(file: Contents) -> dict[LiteTensor, list[LiteTensor]]:
     variables: dict[Any, list[LiteTensor | None]] = {}
     for op in file.ops:
         meeting = [(t, getattr(graph, f)) for t, graph, f in effects.calls(op)]
+        # The outputs of a round are the inputs of the next one.
         if op.kind == "WHILE":
             meeting.append((op.inputs, op.outputs))
         for some, others in meeting:
             for pair in zip(some, others, strict=False):
                 link(pair)
+        # A variable keeps integers: they are read in the steps they were written in.
         if op.kind in ("READ_VARIABLE", "ASSIGN_VARIABLE"):
             for handle in op.inputs[0].makers if op.inputs[0] else ():
                 group = variables.setdefault(effects.resource_of(handle), [])

@@ -171,6 +171,7 @@ def rename(
         own = named_by[0].graph
         for signature in named_by:
             for name, t in (*signature.inputs.items(), *signature.outputs.items()):
+                # A tensor has one name: of several signatures the first one gives it.
                 new.setdefault(t, name)
     ends: dict[str, _Ends] = {"inputs": {}, "outputs": {}}
     for field, names in (("inputs", inputs), ("outputs", outputs)):
@@ -188,6 +189,7 @@ def rename(
         for s in looking.signatures_of(file, own)
         for field in ("inputs", "outputs")
     }
+    # All names are checked, and nothing is refused from here on.
     for t, name in new.items():
         t.name = name
     for (signature, field), named in renamed.items():

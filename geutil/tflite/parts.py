@@ -195,6 +195,7 @@ class LiteTensor:
                 )
         free = any(size is None for size in sizes)
         signature = [-1 if size is None else size for size in sizes]
+        # As the converter does, the shape has 1 where the signature leaves it free.
         self.record.shape = np.asarray(
             [1 if size is None else size for size in sizes], np.int32
         )
@@ -470,6 +471,7 @@ class LiteOp:
         new.record, new.is_custom = copied_record(self.record), self.is_custom
         new.custom_options = self.custom_options
         new.intermediates = tuple(t and tensors.get(t, t) for t in self.intermediates)
+        # The code and the table of options are those of the old kind.
         if kind == self.kind:
             new.code, new.table = self.code, self.table
         return new
@@ -702,6 +704,7 @@ def stored(value: Array, dtype: str) -> Array:
         [241, 7]
     """
     is_complex = value.dtype.kind == "c"
+    # Numpy would drop imaginary parts with no more than a warning.
     if value.dtype.kind not in "biufc" or is_complex > dtype.startswith("complex"):
         raise ArgumentTypeError(
             f"{dtype} is stored of numbers, not of {value.dtype}; convert the array"
@@ -713,6 +716,7 @@ def stored(value: Array, dtype: str) -> Array:
             raise _unlike(dtype)
         flat = _whole(value, dtype, np.int8).reshape(-1).view(np.uint8) & (2**bits - 1)
         each = 8 // bits
+        # The last byte may be filled in part only.
         flat = np.append(flat, np.zeros(-flat.size % each, np.uint8)).reshape(-1, each)
         shifts = np.arange(each, dtype=np.uint8) * bits
         packed: Array = np.bitwise_or.reduce(flat << shifts, axis=1).astype(np.uint8)

@@ -157,6 +157,7 @@ class _Reader:
         file.archive = find_archive(self._bytes)
         used = {id(t.buffer) for t in file.tensors}
         used |= {id(b) for b in (*file.metadata.values(), *file.old_metadata)}
+        # The schema keeps buffer 0 empty, for tensors without values.
         file.kept = {i for i, b in enumerate(file.buffers) if id(b) not in used} | {0}
 
     def _rest(self, model: Any) -> Any:
@@ -290,6 +291,7 @@ class _Reader:
             scales = self._at(blocks.scales, tensors, "tensor")
             zeros = self._at(blocks.zeroPoints, tensors, "tensor", lowest=-1)
             found = Quantization((), (), axis, int(blocks.blockSize), scales, zeros)
+        # An entry can hold the ends of a range alone, and no scale.
         elif entry.scale is None or not self._counted(len(entry.scale)):
             return
         else:
@@ -302,6 +304,7 @@ class _Reader:
                     f"{len(zero)} zero points"
                 )
             found = Quantization(scale, zero * (len(scale) // len(zero)), axis)
+        # The writer copies the record of a quantization that is still `as_read`.
         tensor.quantization = tensor.as_read = found
 
     def _op(self, table: Any, tensors: Sequence[LiteTensor]) -> LiteOp:
@@ -341,6 +344,7 @@ class _Reader:
 
     def _options(self, op: Any) -> tuple[str | None, dict[str, Any]]:
         """Return an op's table of options, and the options."""
+        # Newer kinds keep options in a second union, which older schemas lack.
         for field in ("BuiltinOptions", "BuiltinOptions2"):
             union = getattr(schema(), field, None)
             kind = getattr(op, f"{field}Type", int)()

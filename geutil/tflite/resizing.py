@@ -129,6 +129,7 @@ class Flow:
             shapes.append(shape)
             values.append(value)
         options = self.options.get(op)
+        # The op itself stays as it is until all shapes are found.
         if options is not None:
             op = op.copied({})
             op.options.update(options)
@@ -227,12 +228,14 @@ class _Fitting(Flow):
                     "told of the new input; cut the file in front of it"
                 )
         flat = op.kind == "FULLY_CONNECTED" and not op.options.get("keep_num_dims")
+        # Such a layer flattens its input: a larger row would become several rows.
         if flat and not self.batch and self._grows(op) and 0 not in self.changed(op):
             raise TFLiteError(
                 f"{op!r} takes {self.before(op)} as one row, and gets "
                 f"{self.shape(op.inputs[0])}: its weights do not fit; cut the file in "
                 "front of it"
             )
+        # A result that follows from shapes, such as a size, need not grow.
         if self.batch and not self._grows(op) and op.outputs[0] not in self.values:
             raise TFLiteError(
                 f"{op!r} computes along the batch: its input changes from "
@@ -360,6 +363,7 @@ def _regrouped(
                 "replace it by a TRANSPOSE, or convert the model from its source",
             )
         large = [i for i in outputs if made[i] != 1] or outputs[:1]
+        # The batch stays in front; another size can grow only where it is alone.
         place = outputs[0] if batch else large[0]
         if not batch and len(large) > 1:
             raise _ambiguous(
@@ -426,6 +430,7 @@ def _fit_strided_slice(flow: _Fitting, op: LiteOp) -> None:
         size = old[axis] if word != "new" else None
         whole = size is not None and range(size)[taken] == range(size)
         if axis in dims and word == "keep" and whole and taken.stop is not None:
+            # Behind an ellipsis, dimensions are not numbered as the bits of the mask.
             if ellipsis:
                 raise _ambiguous(op, "its bounds hold a size that changes")
             mask |= 1 << entry
@@ -602,6 +607,7 @@ def set_batch_size(
     if size is not None and not 1 <= size <= LARGEST_SIZE:
         raise TFLiteError(f"a batch has at least one row, not {size!r}; None is any")
     own = looking.graph_of(file, graph)
+    # A scalar has no first size, and may stand beside inputs that have.
     named = [t for t in own.inputs if t.shape] if inputs is None else inputs
     ends = looking.tensors_of(file, named, own)
     shapes = {t: t.shape or () for t in ends}
@@ -658,6 +664,7 @@ def set_input_shape(
             f"input {tensor.label} is {tensor}, and cannot have the shape "
             f"{list(new)}: the rank stays, and sizes are at least 1"
         )
+    # The first size alone is the batch, for which ops have rules of their own.
     batch = [i for i, (a, b) in enumerate(zip(old, new, strict=True)) if a != b] == [0]
     _resize(file, own, {tensor: new}, batch=batch, resize=resize)
 
@@ -741,6 +748,7 @@ def _free(flow: _Fitting, old: Flow) -> None:
         entries = value.reshape(-1).tolist()
         if op.kind == "RESHAPE" and before is not None:
             flow.constants[op, place] = _freed(op, before, entries, flow, value.dtype)
+        # For SLICE, `_fit_slice` has written -1 already.
         elif op.kind != "SLICE":
             raise TFLiteError(
                 f"{op!r} needs a constant of the size that is to be free; set a number"

@@ -203,6 +203,7 @@ def option_fault(table: str | None, name: str, value: Any) -> str:
     if table is None or name not in known:
         listed = f"its options are {[*known]}" if known else "it has none"
         return f"has no option '{name}'; {listed}"
+    # A subgraph gets its number only when the file is written.
     if is_call(name) or name == _BRANCHES:
         values = value if isinstance(value, list) else [value]
         if all(v is None or isinstance(v, int) or hasattr(v, "ops") for v in values):
@@ -210,6 +211,7 @@ def option_fault(table: str | None, name: str, value: Any) -> str:
         return f"cannot have {value!r} as its option '{name}', which is a subgraph"
     try:
         number = option_number(name, value)
+        # A list cannot be hashed, so it goes past the cache.
         packs = _packs if isinstance(number, bool | int | float) else _packs.__wrapped__
         if packs(table, known[name], number):
             return ""

@@ -318,6 +318,7 @@ def reshaped(shape: Shape, target: Known) -> Known:
         return target
     rest = volume([size for size in target if size != -1])
     free: Size = None
+    # Beside a size of 0 any number fits, so that -1 stays open.
     if total is not None and rest:
         free, left = divmod(total, rest)
         if left:
@@ -397,6 +398,7 @@ def _strided_slice(case: Case) -> list[Shape]:
     x = case.shape(0)
     places = places_of_slice(case)
     if places is None:
+        # Without the bounds, nothing tells how many dimensions an ellipsis covers.
         if case.option("ellipsis_mask") or case.option("new_axis_mask"):
             raise Unknown
         mask = case.option("shrink_axis_mask")

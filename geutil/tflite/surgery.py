@@ -320,6 +320,7 @@ def replace(
         missing = [t for t in given if t not in made]
         if missing:
             moves = dict(zip(given, by.outputs, strict=False))
+            # Only an op that makes none of the tensors itself is paired by place.
             if len(given) != len(by.outputs) or made & {*given}:
                 raise TFLiteError(
                     f"{by!r} does not make {', '.join(map(repr, missing))}, which is "

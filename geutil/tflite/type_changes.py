@@ -93,6 +93,7 @@ def _changes(end: End, inner: LiteTensor, choices: Choices) -> bool:
     if end.wanted in known:
         same_steps = end.steps is None or end.tensor.quantization == end.steps
         return end.wanted != end.tensor.dtype or not same_steps
+    # One type for all ends leaves those alone that it does not concern.
     if not known and not end.is_named:
         return False
     if is_stepped and not is_float:
@@ -249,8 +250,10 @@ def steps_of_type(tensor: LiteTensor, dtype: str) -> Quantization | None:
         limits(tensor.dtype),
     )
     least, most = limits(dtype)
+    # Between types of one width the zero point moves, and the scale stays.
     if most - least == high - low:
         return replace(steps, zero_points=(zero + least - low,))
+    # TFLite's int16 is symmetric: its zero point is 0.
     if dtype == "int16":
         reach = max(abs(low - zero), abs(high - zero)) * scale
         return Quantization((reach / most,), (0,))
@@ -301,6 +304,7 @@ def give_ends(
                     f"{t!r} another name",
                 )
         named.append((signature, ends))
+    # Metadata describe the ends of the main subgraph alone.
     if graph is file.graphs[0] and (*tensors,) != getattr(graph, field):
         effects.leave_description_out(file)
     setattr(graph, field, (*tensors,))
@@ -444,12 +448,15 @@ def dequantize(file: Contents) -> Stored:
                 f"{op!r} reads the integers of {ends[0].label} themselves; replace it "
                 "by a DEQUANTIZE"
             )
+    # These cut off values below 0, and leaving them out would change results.
     cutting = [op for op in file.ops if _cuts_at_zero(op)]
     dropped = [
         op for op in file.ops if _is_dropped(op, concerned) and op not in cutting
     ]
+    # Without its DENSIFY, a sparse tensor has to be stored in full.
     sparse = [t for op in dropped for t in op.inputs if t is not None and t.is_sparse]
     whole = list(dict.fromkeys([*changed, *sparse]))
+    # Numbers are read while tensors have their types and steps.
     values = {
         t: numbers(t).astype(np.float32)
         for t in whole

@@ -110,6 +110,7 @@ def _types(op: LiteOp) -> Iterator[str]:
             yield f"reads {data!r} and {one!r}, and its kernel takes one type"
     if kind.most is not None and op.kind not in effects.TAKE_HANDLES:
         for t in op.reads:
+            # A handle may be an argument that the op passes on to its subgraph.
             if t.dtype in ("resource", "variant") and not op.subgraphs:
                 yield f"cannot read {t!r}, which is a handle"
 
@@ -150,6 +151,7 @@ def _bias(op: LiteOp) -> Iterator[str]:
     if bias.dtype not in (("int32", "int64") if x.dtype == "int16" else wide):
         yield f"its bias {bias!r} is {bias.dtype}, and is {wide[0]} for {x.dtype}"
         return
+    # These kinds have their output channels last, and the others first.
     last = op.kind.startswith(("DEPTHWISE", "CONV_3D"))
     channels = (weights.sizes or (0,))[-1 if last else 0]
     if math.prod(bias.sizes) != channels:
@@ -411,6 +413,7 @@ def _check_variables(file: Contents) -> Check:
     for op in file.ops:
         if op.kind == "READ_VARIABLE":
             about = {one for one in effects.resources(op) if one[0] == "VAR_HANDLE"}
+            # A handle that comes as an argument has no name here: its caller sets it.
             if about and not about & written:
                 yield op, "reads a variable that no op of the file sets"
 

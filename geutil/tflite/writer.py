@@ -101,6 +101,7 @@ class Writer:
             self._code_at.setdefault(key, i)
         self._large: list[tuple[int, int, bytes]] = []
         total = sum(b.size + _ALIGNMENT for b in self._buffers)
+        # Nothing is packed yet, so the size of the tables is an estimate.
         self._split = file.is_split or total > _LARGEST - _TABLES
 
     def _used_buffers(self) -> list[Buffer]:
@@ -125,6 +126,7 @@ class Writer:
         except FAULTS as error:
             if isinstance(error, GeutilError):
                 raise
+            # The checks name the op or tensor at fault; the schema's error does not.
             verify(self._file)
             raise TFLiteError(
                 f"the file has a part that cannot be written: {error!r}; look at the "
@@ -134,6 +136,7 @@ class Writer:
         head += bytes(-len(head) % _ALIGNMENT)
         tables = schema().Model.GetRootAs(head, 0)
         pieces, total = self._behind(head, tables)
+        # The estimate of the tables may have been too small.
         if not self._split and total > _LARGEST:
             raise TFLiteError(
                 f"the file would take {total:,} bytes with its weights inside"
@@ -145,6 +148,7 @@ class Writer:
             yield data
             end = place + len(data)
         yield bytes(total - end)
+        # An archive counts places from the start of the file, and has moved.
         if self._file.archive is not None:
             yield moved_archive(self._file.archive, total)
 
@@ -222,8 +226,10 @@ class Writer:
         record.buffer = self._buffer_at[id(tensor.buffer)]
         record.isVariable = tensor.is_variable
         quantization = tensor.quantization
+        # The record that was read keeps fields that geutil does not know, such as min.
         if quantization is not tensor.as_read:
             record.quantization = _quantization_record(quantization)
+        # Tensors can have other numbers in this file than in the one that was read.
         if quantization is not None and quantization.block_scales is not None:
             entry = record.quantization = copied_record(record.quantization)
             details = entry.details = copied_record(entry.details)
@@ -243,6 +249,7 @@ class Writer:
         if op.intermediates:
             record.intermediates = _places_of(op.intermediates, at)
         if op.custom_options and self._split:
+            # The place is filled in later; 0 and 1 would mean that there are none.
             record.largeCustomOptionsOffset = 2
             record.largeCustomOptionsSize = len(op.custom_options)
             self._large.append((graph, place, op.custom_options))
@@ -254,6 +261,7 @@ class Writer:
         if op.table is None:
             return record
         field = "builtinOptions"
+        # Newer kinds have their tables in the second union.
         if not hasattr(schema().BuiltinOptions, op.table):
             field = "builtinOptions2"
         union = getattr(schema(), field[0].upper() + field[1:])

@@ -60,6 +60,7 @@ def cut(
         return
     if ops is not None:
         raise CommandError("--ops is of .tflite files; pass --input or --to")
+    # The target is checked before the model is read, which can take minutes.
     record = Record(path, output, form, force).checked()
     part = record.read(signature).cut(starts, ends)
     record.write(part, "it has other inputs or outputs", as_json=as_json)
@@ -280,6 +281,7 @@ def strip(
         stripped = model.strip_training(keep=keep or ())
     files.write_model(stripped, output, form, force)
     report = stripped.strip_report
+    # Training parts were taken out on purpose: a difference would be no fault.
     trained = report is not None and (report.removed or report.turned)
     why_not = "it does not compute as in training any more" if trained else ""
     tell(record.written(stripped, why_not=why_not), report, as_json=as_json)

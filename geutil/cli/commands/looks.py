@@ -83,6 +83,7 @@ def view(
     for path in paths:
         files.check_source(path)
     files.check_page(page, force)
+    # The page of a file alone needs no TensorFlow.
     if len(paths) == 1 and files.is_lite(paths[0]) and not held:
         from geutil.report.file_page import view_file
 
@@ -350,6 +351,7 @@ def _restore_quantization(model: Any, path: Path, against: Path) -> None:
     from geutil.quantize.kept_ranges import ranges_kept
     from geutil.report.stage_pairs import simulates_quantization
 
+    # The model that was passed is the quantized one, with nothing to restore.
     if simulates_quantization(model):
         return
     kept = ranges_kept(tflite.open(path))
@@ -360,6 +362,7 @@ def _restore_quantization(model: Any, path: Path, against: Path) -> None:
             "made from"
         )
     with working("quantizing as the file was"):
+        # The ranges are those of layers whose batch norms were folded.
         if kept.folded:
             fold_batch_norms(model)
         kept.restore(model)
@@ -411,6 +414,7 @@ def inspect(
         powers = geutil.model.powers(str(path))
     code = _STRICT if strict and not powers.computes_only else 0
     told = {**plain(inspection), "powers": plain(powers.entries)}
+    # These facts need no opening, which can be refused below.
     if not as_json:
         print(inspection)
         print(f"capabilities: {powers}")
@@ -497,6 +501,7 @@ def ops(
         and (kind is None or type_ == kind)
         and f"{name}/".startswith(inside)
     ]
+    # A program reads an empty list, where a person reads the message.
     if rows or as_json:
         show_rows(["name", "type", "shapes"], rows, as_json=as_json)
     if not rows:
@@ -534,6 +539,7 @@ def _nothing(
     ):
         parts = {part for s in scopes for part in (s, *_above(s))}
         return f"there is no scope '{scope}'{meant(scope, sorted(parts))}"
+    # With other options beside it, the expression may match ops that they leave out.
     if regex is not None and (kind is None and scope is None):
         names = [name for name, *_ in listed]
         return f"no name of an op holds '{regex}'{meant(regex, names)}"

@@ -90,6 +90,7 @@ def memory(
     shapes = given_shapes(size)
     check_page(html, force)
     check_source(path)
+    # A wrong device is refused before the model is read.
     if device is not None:
         from geutil.memory.read import device_of
 

@@ -290,6 +290,7 @@ def bits(
     from geutil.batchnorm import fold_batch_norms
     from geutil.quantize import choose_bits
 
+    # Folding changes the weights whose bits are chosen.
     if not keep_norms:
         with working("folding"):
             fold_batch_norms(model)

@@ -105,12 +105,14 @@ def _write_keras(path: Path, output: Path) -> None:
 def _written(record: Record, model: Model, form: ModelFormat | None) -> Written:
     """Return the report of the written file, which is read again and run."""
     path, suffix = record.output, record.output.suffix.lower()
+    # A file is opened by its suffix, which names another format here.
     if form is not None and form.value != format_by_name(path):
         return record.written(model, why_not=f"'{suffix}' does not say what it is")
     if form is ModelFormat.tflite:
         return record.written(
             model, compared=lambda: drawn_comparison(model, read_runnable(path, None))
         )
+    # Other formats hold one signature, and not by its name.
     keeps_name = form is ModelFormat.saved_model
     format = "" if form else _KERAS.removeprefix(".")
     try:
@@ -160,6 +162,7 @@ def run(
         if source is not None:
             files.check_source(source)
     files.check_file(output, force, "arrays", ".npz")
+    # Names of arrays are checked before TensorFlow starts, which takes seconds.
     files.Batches(data, batch).of_file(path, signature)
     files.start_tensorflow()
     ours = outputs_on(read_runnable(path, signature), data, batch)

@@ -206,6 +206,7 @@ def batch_axis_after_reshape(
         ):
             pure = preceding == before and dim == batch
             (alone if pure else merged).append(index)
+    # Where several axes fit, the batch most likely stays in its place.
     if axis in alone:
         return axis
     return next(iter([*alone, *merged]), None)

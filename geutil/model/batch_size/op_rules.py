@@ -117,6 +117,7 @@ def reshape(site: Site) -> None:
     target = site.probing.dims(site.operands[1])
     if axis is None or shape is None or target is None:
         return
+    # The target follows the batch already.
     if any(site.sizes.factor(d) for d in target):
         return
     old = [None if d is None else site.sizes.before(d) for d in shape]
@@ -138,6 +139,7 @@ def reshape(site: Site) -> None:
     if target[place] == -1:
         return
     changes = {place: -1}
+    # A shape has one -1 at most.
     changes |= {i: target_shape[i] for i, d in enumerate(target) if d == -1}
     _set_elements(site, target, changes)
 

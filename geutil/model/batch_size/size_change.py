@@ -76,6 +76,7 @@ def _apply(
     """Change nodes; return the calls whose functions are to be changed next."""
     by_name = {node.name: node for node in nodes}
     framed = any(node.op in _FRAMES for node in nodes)
+    # The recorded shapes hold the old batch size.
     for name in plan.growing:
         by_name[name].attr.pop("_output_shapes", None)
     calls = []

@@ -407,6 +407,7 @@ def _settle(
             f"the shape does not tell which row of it comes from which input at batch "
             f"size {size}, so nothing can be proved; {SKIP}",
         )
+    # An output whose rows are all alike may be proved by the tensors before it.
     if verdict.kind is RowVerdict.SILENT and not _proved_behind(trial, name, size, old):
         telling = _for_contrasts(trial, name, size, old)
         if telling is not None:

@@ -137,6 +137,7 @@ def _read(file: Any) -> Hdf5File:
                     files = dict.fromkeys(str(part[0]) for part in item.external or ())
                     outside += ((name, "external data", other) for other in files)
                     outside += _virtual(item, name)
+                # A group can contain itself by a hard link.
                 elif isinstance(link, h5py.HardLink) and item.id not in seen:
                     seen.add(item.id)
                     groups += [(item, name)] if isinstance(item, h5py.Group) else []

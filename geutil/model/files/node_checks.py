@@ -259,6 +259,7 @@ def _check_declared(
     if declaration.HasField("allowed_values"):
         _check_allowed(elements, declaration.allowed_values.list)
     if declaration.has_minimum:
+        # The minimum of a list is one of its length.
         least = value.i if field == "i" else len(elements)
         if least < declaration.minimum:
             raise ModelError(f"is or has {least}; at least {declaration.minimum}")

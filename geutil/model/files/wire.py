@@ -142,6 +142,7 @@ def binary_kind(buffer: Buffer) -> str | None:
             graph = field
         if len(first) < _LOOKED_AT:
             first.append(field)
+    # In a SavedModel alone, field 1 is a number: the version of its schema.
     if (1, VARINT) in wire_tags:
         return SAVED_MODEL if wire_tags <= _SUBSETS[SAVED_MODEL] else None
     if _are_nodes(buffer, [f for f in first if f.number == 1]):
@@ -281,6 +282,7 @@ def _slim(
     parts, slim_size, left_out = [], 0, 0
     for child in fields(buffer, field.start, field.end):
         part, missing = _slim(buffer, child, inner, depth + 1)
+        # Repeated numbers are long together, though each is short.
         if slim_size > _LARGE and _is_scalar(inner, child.number):
             part, missing = b"", child.end - child.start
         parts.append(part)

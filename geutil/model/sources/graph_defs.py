@@ -236,6 +236,7 @@ def with_placeholders(program: ModelProgram, what: str) -> ModelProgram:
     }
     if not fed:
         return program
+    # The graph belongs to the caller, and stays as it is.
     graph_def = type(program.graph_def)()
     graph_def.CopyFrom(program.graph_def)
     program = replace(program, graph_def=graph_def)

@@ -454,6 +454,7 @@ def _lstm(call: Call) -> Any:
         if gate in norms:
             mean, variance = tf.nn.moments(total, [-1], keepdims=True)
             total = (total - mean) * tf.math.rsqrt(variance + _EPSILON) * norms[gate]
+        # The kernel adds the bias behind the normalization.
         return total + biases[gate]
 
     def step(rows: Any, states: Sequence[Any]) -> Sequence[Any]:
@@ -461,6 +462,7 @@ def _lstm(call: Call) -> Any:
         state, cell = states
         given = dict(zip(gates, rows, strict=True))
         forget = tf.sigmoid(before("forget", given["forget"], state, cell))
+        # A layer without an input gate couples it to the forget gate.
         taken = (
             tf.sigmoid(before("input", given["input"], state, cell))
             if "input" in given

@@ -476,6 +476,7 @@ def _transposed_with_bias(call: Call) -> Any:
     x = call[0]
     filters = call.weights(1, [1, 2, 0, 3])
     rows, columns, outputs = filters.shape[:3]
+    # Of TfLitePadding, 1 is SAME and 2 is VALID.
     is_same = int(padding) == 1
     sizes = [
         (tf.shape(x)[i] * step) if is_same else (tf.shape(x)[i] - 1) * step + window

@@ -389,6 +389,7 @@ class _Buffers:
             twin.attr.pop("_class", None)
             added.append(twin)
             handle = twin.name
+        # A Switch has two results.
         made = [node.name, f"{node.name}:1"][: 1 + (node.op == "Switch")]
         new = [name for name in made if name not in self._handles]
         for name in new:

@@ -224,6 +224,7 @@ class BitSearch:
             found = self.assembled(bits).noise
             if found <= limit:
                 return bits
+            # Layers together are noisier than was predicted: aim lower by the ratio.
             target *= _MORE * limit / found
         reached = self.assembled(quietest).noise
         if reached <= limit:

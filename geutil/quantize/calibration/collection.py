@@ -227,6 +227,7 @@ class Collection:
         self._joined.add(measurements)
         for site in self._sites:
             measurement = measurements.get(site.name)
+            # The range lies in a branch that this batch does not take.
             if measurement is None:
                 continue
             self._unseen.pop(site.name, None)
@@ -297,6 +298,7 @@ class Collection:
         """Refuse values that are not finite, and do not vanish on the way."""
         if all(seen[s.name]["finite"] for s in self._sites if s.name in seen):
             return
+        # An infinite value on the way, as in a mask, can be meant.
         if results and all(map(_is_finite, results)):
             return
         op = self._finiteness.culprit(sample)

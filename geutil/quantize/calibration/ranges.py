@@ -132,6 +132,7 @@ def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[RangeSite]:
     origins = Origins(graph)
     site_by_handle: dict[int, RangeSite] = {}
     for op in network.live_simulations(graph):
+        # FakeQuantWithMinMaxArgs has its range in attributes, and nothing sets it.
         if len(op.inputs) != 3:
             continue
         low, high = (outside.get(variable_behind(t)) for t in op.inputs[1:])
@@ -204,6 +205,7 @@ def _followed(
         other = op.inputs[1 - slot]
         exact = unquantized(other.op)
         factor = scalar_value(other if exact is None else exact)
+        # Times 0, the range would be empty.
         if factor:
             inverse = op.type == "RealDiv"
             number = 1.0 / factor if inverse else factor

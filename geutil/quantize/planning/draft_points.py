@@ -553,6 +553,7 @@ def _is_asked_for(simulation: Operation, key: str, value: Any) -> bool:
     if key == "per_channel":
         return simulation.type.endswith("PerChannel") is bool(value)
     ends = [tf.get_static_value(t) for t in list(simulation.inputs)[1:]]
+    # FakeQuantWithMinMaxArgs has its range in attributes.
     if not ends:
         ends = [get("min"), get("max")]
     if any(end is None for end in ends):

@@ -114,6 +114,7 @@ def _division(op: Operation) -> Form | None:
     if op.type in DIVISIONS:
         return None
     divisor = tf.get_static_value(root)
+    # DivNoNan and Xdivy are plain divisions by constants without zeros alone.
     if op.type != "Div" and (divisor is None or not np.all(divisor)):
         return None
     form = _plain(

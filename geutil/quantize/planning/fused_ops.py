@@ -49,6 +49,7 @@ def find_prelus(network: Network) -> list[Prelu]:
 
 def _prelu(end: Operation, network: Network) -> Prelu | None:
     """Return the PReLU that ends in a sum, its operands in any order, or None."""
+    # Keras computes a PReLU as relu(x) + -alpha * relu(-x).
     for positive, product in (end.inputs, reversed(end.inputs)):
         if positive.op.type != "Relu" or product.op.type != "Mul":
             continue
@@ -159,6 +160,7 @@ def _ending_in(
     group: list[Operation] = []
     frontier: IdentitySet = IdentitySet(end.outputs)
     while len(group) < _MOST_OPS:
+        # The latest op goes first: those that read the others are in the group by then.
         (*_, latest) = sorted(frontier, key=lambda t: place.get(t.op, -1))
         op = latest.op
         if op not in place or op.type not in _UNARY.keys() | _BINARY.keys():
@@ -424,6 +426,7 @@ def find_moved(ops: Iterable[Operation], live: Liveness) -> Iterator[Moved]:
 def _moved_behind(spread: Operation, reader: Operation, live: Liveness) -> Moved | None:
     """Return a dilated convolution, from SpaceToBatchND on; None if it is none."""
     middle, axis = reader, None
+    # A convolution of one dimension runs as one of two, with an axis of size 1.
     if middle.type == "ExpandDims":
         axis = _positive(tf.get_static_value(middle.inputs[1]))
         middle = _only_reader(middle, live) if axis in (1, 2) else None

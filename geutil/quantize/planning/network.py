@@ -303,6 +303,7 @@ def find_random_layers(
         (m, rule) for rule in rules for m in match(ops, rule.pattern, overlaps=True)
     ]
     place = {op: index for index, op in enumerate(ops)}
+    # The last roots come first, so that the outermost of nested layers is found.
     for m, rule in sorted(matches, key=lambda found: -place[found[0].root]):
         if m.root in inside or rule.objection(m) is not None:
             continue

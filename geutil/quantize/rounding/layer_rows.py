@@ -138,6 +138,7 @@ def _windows(rows: RowsOfLayer, data: Any) -> Any:
     strides, rates = (list(op.get_attr(n)) for n in ("strides", "dilations"))
     padding = op.get_attr("padding").decode()
     pads = _pairs(op.get_attr("explicit_paddings")) if padding == "EXPLICIT" else None
+    # The channels of `extract_patches` are the last axis.
     if data_format(op) == "NCHW":
         data = tf.transpose(data, [0, 2, 3, 1])
         strides, rates = _channels_last(strides), _channels_last(rates)

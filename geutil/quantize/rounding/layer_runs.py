@@ -95,6 +95,7 @@ class Stages:
             producers = list(op.control_inputs)
             for t in op.inputs:
                 earlier = self._stage.get(t.op, stage) < stage
+                # Lists and resources cannot outlive a run, so their ops run again.
                 if earlier and len(t.op.outputs) == 1 and t.dtype not in _NOT_KEPT:
                     found[t.name] = t
                 else:

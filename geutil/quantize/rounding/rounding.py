@@ -316,6 +316,7 @@ class _Run:
         plain = target.grid(self._ranges[target.site.name])
         grid = target.grid(self._range(target, weights, damped))
         wanted = weights
+        # Layers before it changed the data, for which other weights fit best.
         if self._choice.rounding != "nearest":
             change = solvers.damped(hessian, _DAMPING_OF_TARGET)
             wanted = weights + np.linalg.solve(change, (cross - hessian) @ weights)

@@ -295,6 +295,7 @@ def to_tflite(
     _check_scheme(model, chosen)
     types_of_ends = EndTypes(model, input_type, output_type)
     blob = types_of_ends.given(_file(model, chosen, representative))
+    # The types of ends may have added ops, which are ordered with the others.
     if order == _LEAST_MEMORY:
         reordered = least_memory_order(blob)
         _logger.info("to_tflite: %s", reordered)

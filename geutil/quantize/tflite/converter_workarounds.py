@@ -195,6 +195,7 @@ def with_fitting_comparisons(graph: Graph) -> None:
         largest = max(side.step for side in known_sides)
         if not 0 < largest < np.inf or _FINEST_COMPARED <= largest < 1:
             continue
+        # A power of two scales values without rounding them.
         factor = 2.0 ** -(math.floor(math.log2(largest)) + 1)
         with tf.name_scope(f"{op.name}/scaled"):
             scaled = [side.times(factor) for side in known_sides]
@@ -396,6 +397,7 @@ def part_weights(graph: Graph) -> None:
         for reader, slot in reads:
             count = uses.get(weights.key, 0)
             uses[weights.key] = count + 1
+            # The converter merges equal weights; a rounding of float32 parts them.
             if count or weights.are_changed:
                 twin = weights.twin(op, reader, 1 + count * _ROUNDING)
                 creation.set_new_input(reader, slot, twin)

@@ -123,6 +123,7 @@ def _shortened(
             continue
         tell = _reach_of_factor if reader.type == "Mul" else _reach_of_addend
         reach = tell(site, reader, index, value_by_end)
+        # One reader that needs the whole range decides for all.
         if reach is None:
             return {}
         reaches.append(reach)
@@ -130,6 +131,7 @@ def _shortened(
         return {}
     low = max(site.low, min(low for low, _ in reaches))
     high = min(site.high, max(high for _, high in reaches))
+    # A narrow range is symmetric, and has to stay so.
     if site.op.get_attr("narrow_range"):
         high = max(high, -low)
         low = -high
@@ -150,6 +152,7 @@ def _reach_of_addend(
     if other is None or not results or None in results:
         return None
     sums = [site for site in results if site is not None]
+    # Steps that are near those of the result need no cut.
     if site.step < _FAR * min(each.step for each in sums):
         return None
     low, high = min(s.low for s in sums), max(s.high for s in sums)

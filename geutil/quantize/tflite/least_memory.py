@@ -330,6 +330,7 @@ def _draft(
     tries = iterations // _STATES_A_TRY
     least = least_arena(aligned, cost, candidates, enough=found.bound, tries=tries)
     order, reason = least.order, None
+    # An order that gains nothing is no reason to change the file.
     if cost(order) >= cost(own):
         order, reason = own, "no order that was found has a smaller arena"
     return _Draft(index, graph, arenas, order, found.bound, least.is_least, reason)

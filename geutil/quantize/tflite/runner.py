@@ -212,6 +212,7 @@ def _integers_of_floats(file: LiteFile) -> dict[int, _Integers]:
     place = {tensor: i for i, tensor in enumerate(graph.tensors)}
     found = {}
     for op in graph.ops:
+        # An input that another op reads in float has values between the steps.
         if op.kind == "QUANTIZE" and op.reads[0].readers == {op: 1}:
             floats, stored = op.reads[0], op.outputs[0]
         elif op.kind == "DEQUANTIZE":

@@ -251,16 +251,19 @@ class _Tally:
             tally.add(part.of(model_output), part.of(file_output))
         self._low = min(self._low, float(model_output.min(initial=0)))
         self._high = max(self._high, float(model_output.max(initial=0)))
+        # An output in float has no steps: 255 of them span its first batch.
         if not self._step:
             self._step = float(np.ptp(model_output)) / 255 or 1.0
         expected = np.round(model_output / self._step) + self._zero
         if np.issubdtype(file_output.dtype, np.floating):
             file_output = np.round(file_output / self._step)
         elif np.issubdtype(model_output.dtype, np.floating):
+            # The file holds no value outside of its type.
             limits = np.iinfo(file_output.dtype)
             expected = np.clip(expected, limits.min, limits.max)
         apart = np.abs(expected - file_output.astype(float)).reshape(-1)
         self._counts += np.bincount(np.minimum(apart, 255).astype(int), minlength=256)
+        # A winner is compared only where a row has several values.
         if model_output.ndim < 2 or model_output.shape[-1] < 2:
             return
         rows = expected.reshape(-1, expected.shape[-1])

@@ -267,6 +267,7 @@ def _is_whole(result: StoredResult, tensor: LiteTensor) -> bool:
     bias = maker.inputs[slot] if 0 <= slot < len(maker.inputs) else None
     if adds or bias is None:
         return adds == (bias is not None)
+    # The converter gives zeros to layers that have no bias.
     return bias.value is not None and not np.any(bias.value)
 
 

@@ -138,6 +138,7 @@ def _moved(op: LiteOp, tensor: LiteTensor) -> LiteTensor | None:
         shape = op.outputs[0].sizes
         moved, axis = value.reshape(shape), len(shape) - 1
         keeps = steps.axis == value.ndim - 1 and shape[-1:] == value.shape[-1:]
+        # Elsewhere a reshape could split or merge the channels that scales are of.
         if len(steps.scales) > 1 and not keeps:
             return None
     new = tensor.like()
@@ -210,6 +211,7 @@ def read_weights_stored(graph: LiteGraph) -> list[LeftInFloat]:
             left.append(LeftInFloat(op.kind, op.result, *reason))
             continue
         op.set_input(_WEIGHTS, stored[_WEIGHTS])
+        # Symmetric rounding would leave half of the steps unused behind a Relu.
         if op.kind == "FULLY_CONNECTED":
             op.options["asymmetric_quantize_inputs"] = True
         op.version = max(op.version, _HYBRID_VERSIONS[op.kind])
@@ -289,6 +291,7 @@ def _matrix(
             "their ends to whole float16 steps"
         )
     steps = high / np.float32(2 ** (form.bits - 1) - 1)
+    # A block of zeros has a step of 0.
     levels = np.round(values / np.where(steps > 0, steps, np.float32(1.0)))
     block, blocks, outputs = _parts(op)
     by_output = levels.reshape(block, blocks, outputs).transpose(2, 1, 0)
