@@ -47,6 +47,7 @@ def counted(
             TimeRemainingColumn,
         )
     except ImportError as error:
+        # A bar that is not asked for is left out where it cannot be shown.
         if progress:
             raise MissingExtraError(
                 "a progress bar needs rich; install it with `pip install geutil[cli]`, "

@@ -145,6 +145,7 @@ def _step(text: str) -> PipelineStep:
         raise ModelError(
             f"there is no step '{name}'; the steps are {', '.join(OPTIONS)}"
         )
+    # `name=value` is short for `name:value`.
     if mark:
         tokens.insert(0, value)
     given: dict[str, Any] = {}
@@ -262,7 +263,7 @@ def _check_file(
             )
         return
     by = quantized.option("scheme")
-    # Such a scheme stores no activations.
+    # Such a scheme leaves activations in float.
     if by not in _RANGED and by is not None:
         return
     if not with_data:

@@ -377,6 +377,7 @@ def _watch(process: ModelProcess, timeout: float | None, stop: Path) -> tuple[st
     finally:
         process.kill()
         process.close()
+    # The end reports peaks that lie between two looks.
     return ended, max(peak_bytes, process.peak_bytes)
 
 

@@ -146,6 +146,7 @@ def _thawed(
     for node in graph_def.node:
         for index, text in enumerate(node.input):
             if node_name(text) in reads:
+                # An op may wait for the constant, and not read it.
                 control = "^" if text.startswith("^") else ""
                 node.input[index] = control + reads[node_name(text)]
     for node in constants:

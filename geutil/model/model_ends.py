@@ -93,6 +93,7 @@ def cut(
                 f"'{t.name}' is a {t.dtype.name} and cannot be output '{name}'; cut "
                 "behind the ops that read it"
             )
+    # The cut can leave out placeholders that nothing feeds, so none is refused yet.
     program = model.program(checked=False)
     program.outputs = {name: t.name for name, t in results.items()}
     if inputs is None:

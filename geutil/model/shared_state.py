@@ -271,5 +271,6 @@ def restore(holdings: SharedState, checkpoint: str) -> list[str]:
                 f"{shapes[name]}"
             )
     for name, variable in variable_by_name.items():
+        # Within a strategy, all copies of a variable have to get the value.
         strategy_variables.whole(variable).assign(reader.get_tensor(name))
     return [name for name in holdings.variables if name not in variable_by_name]

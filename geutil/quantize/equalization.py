@@ -446,6 +446,7 @@ def _scaled(links: Sequence[_Link], scales: Sequence[Array]) -> list[_Scaled]:
 
     def multiply(layer: Layer, by: Array, axes: tuple[int, ...]) -> None:
         shape = layer.kernel.shape.as_list()
+        # A layer can be the second one of a link and the first one of the next.
         _, total = factors.get(layer.op, (layer, np.ones([1] * len(shape))))
         factors[layer.op] = layer, total * spread(by, shape, axes)
 

@@ -398,6 +398,7 @@ def _set(
     results: dict[str, Tensor] = {}
     with creation.neutral(copy.graph):
         for index, norm in enumerate(norms):
+            # In float32, sums over many values would lose digits.
             values = tf.cast(next(copies), tf.float64)
             rank = values.shape.rank
             axes = [axis for axis in range(rank) if axis != rank + norm.axis]

@@ -162,6 +162,7 @@ def _arena(
     return MeasuredArena(
         size=max(map(sum, piece), default=start) - start,
         offsets=offsets,
+        # The address of a scalar is unknown, and it takes memory all the same.
         sizes={
             tensor: size
             for tensor, (address, size) in found.items()

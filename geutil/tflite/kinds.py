@@ -81,6 +81,7 @@ def _kind(row: str) -> tuple[str, Kind]:
         data.endswith("+"),
         makes,
         known,
+        # A rule ends in 16 where it holds for int16, too, and else in 8.
         None if steps == "-" else StepRule[steps.rstrip("168").upper()],
         () if steps == "-" else ("int8", "int16")[: 1 + steps.endswith("16")],
     )

@@ -34,6 +34,7 @@ def graph_of(file: Contents, graph: GraphLike = None) -> LiteGraph:
     elif isinstance(graph, str):
         found = [one for one in file.graphs if one.name == graph]
     else:
+        # A slice would count a negative place from the end.
         found = file.graphs[graph : graph + 1] if graph >= 0 else []
     if len(found) != 1:
         listed = ", ".join(f"'{one.name}'" for one in file.graphs)

@@ -303,6 +303,7 @@ class _Reader:
                     f"the TFLite file is damaged: {len(scale)} scales with "
                     f"{len(zero)} zero points"
                 )
+            # One zero point can be stored for all channels.
             found = Quantization(scale, zero * (len(scale) // len(zero)), axis)
         # The writer copies the record of a quantization that is still `as_read`.
         tensor.quantization = tensor.as_read = found

@@ -360,6 +360,7 @@ def places_of_slice(case: Case) -> list[tuple[str, int, slice]] | None:
         name: case.option(f"{name}_mask")
         for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
     }
+    # An entry for a new axis takes no dimension of the input.
     added = sum(masks["new_axis"] >> i & 1 for i in range(len(begin)))
     rest = rank - (len(begin) - added - (1 if masks["ellipsis"] else 0))
     found: list[tuple[str, int, slice]] = []

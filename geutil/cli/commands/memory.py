@@ -133,6 +133,7 @@ def memory(
             "peak": after.peak,
             "worst": worst,
         }
+        # Only the allocator of a GPU holds memory in chunks.
         if after.extent is not None:
             peaks |= {"plain_chunks": before.resident, "chunks": after.resident}
         told = {**plain(gradient_report), **peaks}

@@ -55,6 +55,7 @@ def convert(
     """
     files.check_source(path)
     to_keras = output.suffix.lower() == _KERAS
+    # A .keras file holds layers, which a graph does not tell: it has its own check.
     if to_keras:
         _check_keras(path, output, form)
         files.check_place(output, force)

@@ -187,6 +187,7 @@ def _bounds(site: Site, condition: Scope) -> Iterator[_Bound]:
             value, grows = site.probing.value(operand), site.probing.grows(operand)
         elif producer is not None and producer.node.op == "Const":
             value = constant_value(producer.node)
+        # Nothing tells whether a bound that the loop computes depends on the inputs.
         elif producer is not None:
             grows = True
         number = None if value is None else int(value)

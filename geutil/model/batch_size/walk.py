@@ -148,6 +148,7 @@ def _joined(site: Site) -> bool:
     growing = [i for i in range(len(site.operands)) if site.axis(i) is not None]
     for index, t in enumerate(site.operands):
         shape = shape_of(t)
+        # A scalar fits any batch, and so does a tensor that follows the input.
         if not shape or site.probing.grows(t):
             continue
         for other in growing:

@@ -121,6 +121,7 @@ class BodyInputs(InputResolver):
     def resolve(self, name: str) -> tuple[CheckedNode | None, int]:
         """Return the producer of an input, None for an argument, and its type."""
         first, *rest = name.split(":")
+        # A name without a number is that of the first tensor.
         number = rest.pop() if rest and _is_number(rest[-1]) else "0"
         if not rest and first in self.arguments:
             types = self.arguments[first]

@@ -369,6 +369,7 @@ class Source:
                     f"{signature_names}"
                 )
             return signature
+        # TensorFlow Serving, too, takes this one where none is named.
         if DEFAULT_SIGNATURE in self.signatures:
             return DEFAULT_SIGNATURE
         if len(signature_names) == 1:

@@ -235,6 +235,7 @@ class _Subgraph:
 
     def run(self, values: Sequence[Any]) -> list[Any]:
         """Return the outputs of the subgraph for values."""
+        # A subgraph that calls itself would be built without end.
         if any(graph is self._graph for graph in self._model.running):
             raise TFLiteError(f"subgraph '{self._graph.name}' calls itself")
         self._model.running.append(self._graph)

@@ -226,6 +226,7 @@ class BitSearch:
                 return bits
             # Layers together are noisier than was predicted: aim lower by the ratio.
             target *= _MORE * limit / found
+        # The quietest bits may do where smaller ones were not found.
         reached = self.assembled(quietest).noise
         if reached <= limit:
             return quietest

@@ -411,6 +411,7 @@ def _replace(
     set_results(graph, [by_tensor.get(t, t) for t in results_of(graph)])
     outputs = replicas.outputs_meant(graph)
     outputs[:] = [by_tensor.get(t, t) for t in outputs]
+    # TensorFlow cannot remove an op, which is marked as retired.
     Liveness(graph).retire([op for op, _ in lowerings], lambda op: False)
     return {new.op: old.op for old, new in by_tensor.items()}
 

@@ -401,6 +401,7 @@ class _Lowering:
         if self._width.bias != "int32" or weights.value is None:
             return weights
         scales = np.asarray(steps.scales, np.float64)
+        # A scale for all channels has to do for the largest bias.
         largest = np.abs(bias) if scales.size > 1 else np.abs(bias).max(initial=0.0)
         least = np.broadcast_to(largest / (_MOST_STEPS * data.scales[0]), scales.shape)
         if np.all(scales >= least):

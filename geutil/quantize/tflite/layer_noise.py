@@ -268,6 +268,7 @@ class NoiseMeter:
             if isinstance(found, FileTensor):
                 noise, apart = row.of_file(flat[3][start : start + _BLOCK], found)
             self._sums[place] += [*row.sums(), outside, noise]
+            # The least value is kept as the largest of its negatives.
             extremes = [apart, -np.min(row.exact), np.max(row.exact)]
             self._most[place, :3] = np.maximum(self._most[place, :3], extremes)
 

@@ -262,6 +262,7 @@ class _Tally:
             limits = np.iinfo(file_output.dtype)
             expected = np.clip(expected, limits.min, limits.max)
         apart = np.abs(expected - file_output.astype(float)).reshape(-1)
+        # The last count is that of 255 steps and more.
         self._counts += np.bincount(np.minimum(apart, 255).astype(int), minlength=256)
         # A winner is compared only where a row has several values.
         if model_output.ndim < 2 or model_output.shape[-1] < 2:

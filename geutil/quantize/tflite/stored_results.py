@@ -258,6 +258,7 @@ def _is_whole(result: StoredResult, tensor: LiteTensor) -> bool:
         return False
     kinds = {op.type for op in result.members}
     fused = maker.options.get("fused_activation_function", "NONE") != "NONE"
+    # A kernel that ends on the other side of the activation holds other values.
     if (fused or maker.kind in _RELUS) != bool(kinds & _ACTIVATIONS):
         return False
     adds = bool(kinds & op_types.SHIFTS)
