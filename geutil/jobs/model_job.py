@@ -407,7 +407,7 @@ def _entry(job: Job, place: Path, code: int, ended: str) -> BatchEntry:
         return replace(entry, action="timed out", reason=reason)
     if noted.get("error"):
         return replace(entry, action="failed", reason=noted["error"])
-    # A step that exits the process ends it well, and not complete.
+    # A step that calls sys.exit ends the process well, but too early.
     if code == 0 and noted.get("complete"):
         files = {name: size_of(place / name) for name in noted["files"]}
         return replace(entry, action="done", reason="", step="", files=files)

@@ -310,7 +310,7 @@ def _descent(
             break
         moved = mover.moved(order)
         found = cost(moved)
-        # An equal cost is accepted, because most moves change no peak.
+        # An equal cost is accepted, so that moves can cross a plateau.
         if found <= least:
             order, least = moved, found
     return order

@@ -289,7 +289,7 @@ def merge(file: F, others: Mapping[str, F]) -> None:
         raise TFLiteError("no file to merge is passed")
     effects.check_places_are_free(file, "a merge")
     added: dict[str, LiteSignature] = {}
-    # Beside others, the file's own subgraph is called by a signature alone.
+    # Beside subgraphs with signatures, the file's own needs one as well.
     if not file.signatures:
         added[DEFAULT_SIGNATURE] = _own_signature(DEFAULT_SIGNATURE, file)
     graphs: list[LiteGraph] = []

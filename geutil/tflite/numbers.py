@@ -297,7 +297,7 @@ def _check_steps(tensor: LiteTensor, steps: Quantization) -> None:
         )
     scales = np.asarray(steps.scales)
     is_weight = any(layer_inputs(op)[1] is tensor for op in tensor.consumers)
-    # Only kernels of uint8 read a zero point of weights.
+    # TFLite's specification has a zero point of weights in uint8 alone.
     if any(steps.zero_points) and is_weight and tensor.dtype != "uint8":
         raise TFLiteError(
             f"the zero point of {tensor.label} is 0 in the kernels that read it"
