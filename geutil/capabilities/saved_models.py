@@ -377,25 +377,50 @@ class _Reach:
 
     def assets(self, function: str, value: KnownString) -> list[str] | None:
         """Return the assets that a string names; None if it may be anything else."""
-        if value.argument is None:
-            named = [] if function else [n for n in value.nodes if n in self._by_node]
-            return [self._by_node[name] for name in named] or None
-        found = [*self._bound(function, value.argument)]
-        for caller, body in {"": self._main, **self._functions}.items():
-            for node, names in body.calls:
-                if function in names:
-                    inputs = data_inputs(node.input)
-                    if value.argument >= len(inputs):
-                        return None
-                    passed = body.value(inputs[value.argument])
-                    if passed.argument is not None and caller:
-                        found += [self.assets(caller, passed)]
-                    else:
-                        found.append(self.assets(caller, passed))
+        found: list[list[str] | None] = []
+
+        def passed_by(place: tuple[str, KnownString]) -> list[tuple[str, KnownString]]:
+            function, value = place
+            at = value.argument
+            if at is None:
+                # Nodes of a function's body are not those that the asset list names.
+                names = () if function else value.nodes
+                named = [self._by_node[n] for n in names if n in self._by_node]
+                found.append(named or None)
+                return []
+            bound = list(self._bound(function, at))
+            calls = self._callers.get(function, ())
+            inputs = [data_inputs(node.input) for _, node in calls]
+            found.extend(bound)
+            if not (bound or calls) or any(at >= len(each) for each in inputs):
+                found.append(None)
+                return []
+            return [
+                (caller, self._body(caller).value(each[at]))
+                for (caller, _), each in zip(calls, inputs, strict=True)
+            ]
+
+        for _ in walk([(function, value)], passed_by):
+            if None in found:
+                return None
         listed = [assets for assets in found if assets is not None]
         if not found or len(listed) < len(found):
             return None
         return [name for assets in listed for name in assets]
+
+    def _body(self, function: str) -> ScannedBody:
+        """Return the body of a function, or of the main graph by its name, ""."""
+        return self._functions[function] if function else self._main
+
+    @cached_property
+    def _callers(self) -> dict[str, list[tuple[str, ScannedNode]]]:
+        """The calls of each function: where they are, and their nodes."""
+        calls: dict[str, list[tuple[str, ScannedNode]]] = {}
+        for caller in ("", *self._functions):
+            for node, names in self._body(caller).calls:
+                for name in dict.fromkeys(names):
+                    calls.setdefault(name, []).append((caller, node))
+        return calls
 
     @cached_property
     def _by_node(self) -> dict[str, str]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from tensorflow.core.framework import op_def_pb2
+from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.client import pywrap_tf_session
 
 from geutil import model, tflite
@@ -107,6 +108,63 @@ def test_what_only_prints_or_draws_is_told_as_that(tmp_path, marker):
 
 def test_assets_of_a_model_are_its_own(models):
     assert powers(models / "lookup").entries == ()
+
+
+def chained(depth, *, is_asset, again):
+    """Return a SavedModel whose file's name goes through functions, one in another."""
+    proto = saved_model_pb2.SavedModel(saved_model_schema_version=1)
+    meta = proto.meta_graphs.add()
+    meta.meta_info_def.tags.append("serve")
+    graph = meta.graph_def
+    name = graph.node.add(name="name", op="Const")
+    string = name.attr["dtype"].type = tf.string.as_datatype_enum
+    name.attr["value"].tensor.CopyFrom(tf.make_tensor_proto("words.txt"))
+
+    def call(node, called, passed):
+        node.input.append(passed)
+        node.attr["f"].func.name = called
+        for key in ("Tin", "Tout"):
+            node.attr[key].list.type.append(string)
+
+    call(graph.node.add(name="main", op="PartitionedCall"), "f0", "name")
+    for i in range(depth):
+        body = graph.library.function.add()
+        body.signature.name = f"f{i}"
+        body.signature.input_arg.add(name="path", type=string)
+        body.signature.output_arg.add(name="text", type=string)
+        body.ret["text"] = "node:output:0"
+        if i < depth - 1:
+            call(
+                body.node_def.add(name="node", op="PartitionedCall"),
+                f"f{i + 1}",
+                "path",
+            )
+            continue
+        body.ret["text"] = "path"
+        body.node_def.add(name="table", op="HashTableV2")
+        inputs = ["table:table_handle:0", "path"]
+        body.node_def.add(name="node", op="InitializeTableFromTextFileV2", input=inputs)
+        if again:
+            call(body.node_def.add(name="loop", op="PartitionedCall"), "f0", "path")
+    signature = meta.signature_def["serving_default"]
+    signature.outputs["text"].name = "main:0"
+    if is_asset:
+        asset = meta.asset_file_def.add(filename="words.txt")
+        asset.tensor_info.name = "name:0"
+    return proto
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_names_of_assets_are_followed_through_any_number_of_functions(tmp_path, again):
+    # More than Python's calls in each other, and functions that call each other.
+    for is_asset in (True, False):
+        folder = tmp_path / str(is_asset)
+        folder.mkdir()
+        proto = chained(2000, is_asset=is_asset, again=again)
+        (folder / "saved_model.pb").write_bytes(proto.SerializeToString())
+        found = powers(folder)
+        assert found.computes_only == is_asset, str(found)
+        assert {entry.kind for entry in found.dangers} <= {"read files"}
 
 
 def harmless():
