@@ -196,6 +196,7 @@ def prepare_step(step: PlainStep, options: Options) -> Prepared:
     """Plan the recomputation of a step with plain gradients and checked checkpoints."""
     encoder, offload = Encoder(), options.offloading()
     is_compiled = runtime.is_compiled_by_xla(step.graph)
+    # XLA compiles a step for one device.
     may_send = options.offload is not False and not is_compiled
     returns = partial(with_returns, offload=offload) if may_send else None
 

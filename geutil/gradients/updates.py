@@ -396,6 +396,7 @@ class _Orders:
         limit = report.budget
         if whole and limit is not None and ordered.resident > 1.02 * limit:
             peaks = {"peak": ordered.resident, "before": report.resident}
+            # Buffers may fit where the chunks that hold them, with gaps, do not.
             has_chunks = plan.simulation.program.device.allocator is not None
             is_met = has_chunks and ordered.peak <= limit
             over = _OVER_BY_GAPS if is_met else _OVER_BUDGET

@@ -195,8 +195,10 @@ def call_others(caller: Caller, names: Mapping[str, str]) -> None:
             function.name = names.get(function.name, function.name)
         op._set_attr(attribute, value)
     _forget_traces(caller)
+    # TensorFlow wrote this list for the old bodies: the new ones may write a resource.
     if _READ_ONLY in node.attr:
         op._set_attr(_READ_ONLY, AttrValue(list=_NONE))
+    # That gradient belongs to the function that the op called before.
     if function_defs.names_own_gradient(node):
         op._clear_attr(ATTRIBUTE)
     state_of(op.graph).edits += 1
@@ -219,6 +221,7 @@ def limit_parallel_iterations(op: Operation, count: int) -> bool:
 def recalling(caller: Caller) -> UndoStep:
     """Note which functions an op calls, and the attributes that change with them."""
     op = caller.op
+    # TensorFlow makes a new proto at each read: this one keeps the present attributes.
     node = op.node_def
     callee_attributes = [callee.attribute for callee in caller.callees]
     saved_attributes = [

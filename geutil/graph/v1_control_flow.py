@@ -300,6 +300,7 @@ def _prepare_protos(
             )
             if id(c) in context_ids
         ]
+        # To empty the field ends the messages that it held: these are copies.
         protos = [type(d).FromString(d.SerializeToString()) for d, _ in nested]
         del definition.nested_contexts[:]
         definition.nested_contexts.extend(protos)

@@ -381,6 +381,7 @@ class _States:
         order = [i for i in self._usual if ended[i]]
         running = [i for i in self._usual if started[i] and not ended[i]]
         made = {i: sum(sizes[t] for t in nodes[i].outputs) for i in running}
+        # Of the nodes that may run at once, the threads run those that add most.
         running.sort(key=lambda i: -(nodes[i].temporary + made[i]))
         running = running[: self._threads]
         buffers = Buffers(self._program)

@@ -73,6 +73,7 @@ class Buffers:
         for tensor, source in pairs:
             self.buffer[tensor] = source
             holders[source] += reads[tensor]
+        # The first output is the new value, with a buffer only beside the old one.
         if node.updates:
             self._renew(node)
             outputs = outputs[1:]
@@ -82,6 +83,7 @@ class Buffers:
                 self.born[tensor] = self._step
                 self.held += sizes[tensor]
                 holders[tensor] = reads[tensor]
+                # An output without a reader lives as long as its node runs.
                 if not reads[tensor]:
                     unread.append(tensor)
         if unread:
@@ -102,6 +104,7 @@ class Buffers:
             holders[source] -= 1
             if not holders[source]:
                 unread.append(source)
+                # A variable has its one buffer again once its old value was read.
                 for renewed in self._awaiting.pop(source, ()):
                     self._waits[renewed] -= 1
                     if not self._waits[renewed]:
@@ -131,13 +134,16 @@ class Buffers:
         sizes, reads, holders = self._sizes, self.reads, self.holders
         pairs = self.shared(node) if node.aliases or node.reuses else ()
         shared = {tensor for tensor, _ in pairs}
+        # A buffer that an output takes over lives on with the readers of that.
         passed_on = {source for tensor, source in pairs if reads[tensor]}
         growth = 0
         for tensor in node.outputs:
+            # An output that nobody reads is gone when the node has run.
             if reads[tensor] and tensor not in shared:
                 growth += sizes[tensor]
         if node.updates and any(holders[self.buffer[t]] for t in node.updates):
             growth += sizes[node.outputs[0]]
+        # A node may read a buffer several times: all reads left have to be its own.
         counts: dict[int, int] = {}
         for tensor in node.inputs:
             source = self.buffer[tensor]
@@ -459,6 +465,7 @@ def _with_ends(
     masks_behind: dict[int, dict[int, int]] = {}
     for place, buffer in enumerate(buffers):
         if len(buffer.last) > 1:
+            # Only a node that comes after the latest reader can depend on all of them.
             latest = max(buffer.last, key=position.__getitem__)
             mask = sum(1 << i for i in buffer.last)
             masks_behind.setdefault(latest, {})[place] = mask

@@ -381,6 +381,7 @@ def simulate(
         >>> simulate(Program([x, y, z], sizes=[100, 100, 100], fetched=[2])).held
         [100, 200, 200]
     """
+    # A pipeline has its order already: that of its schedule.
     if isinstance(program, Pipeline):
         if order is not None or seed is not None:
             raise PlanError(

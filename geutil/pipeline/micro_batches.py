@@ -469,12 +469,14 @@ class _StepBuilder:
             again = replace(now, scope=f"{now.scope}/{RECOMPUTED}")
             read, copy_of = self._again(again)
         targets, seeds = self._seeds(now, copy_of)
+        # No gradient comes back to this stage, and the loss is in another one.
         if not targets:
             return []
         by = [t for t in source.received[now.stage] if runtime.is_differentiable(t)]
         received = [read[t] for t in by]
         places = source.used[now.stage]
         xs = [*received, *(self._xs[i] for i in places)]
+        # The stages before differentiate their own part: the walk has to end here.
         options = {"stop_gradients": received} if received else {}
         with now.inside(), self._graph.device(None):
             gradients = runtime.plain_gradients(
@@ -484,6 +486,7 @@ class _StepBuilder:
         with now.inside():
             for t, gradient in zip(by, gradients, strict=False):
                 if gradient is not None:
+                    # Another stage waits for it and adds it to others, as one tensor.
                     dense = tf.convert_to_tensor(gradient)
                     incoming[t] = [*incoming.get(t, ()), dense]
                     ends.append(dense.op)
@@ -520,6 +523,7 @@ class _StepBuilder:
                     seeds.append(tf.add_n(waiting) if waiting[1:] else waiting[0])
                 targets.append(copy_of(t))
         if now.stage == source.loss_stage:
+            # With `mean`, the loss is the mean of those of the micro-batches.
             with now.inside():
                 one = tf.constant(self._weight, source.loss.dtype, name="weight")
             seeds.append(now.wait(one))

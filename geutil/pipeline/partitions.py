@@ -525,6 +525,7 @@ def place(ops: Any, device: str) -> Placement:
     listed = adjacency.graph_order(conversions.make_list_of_op(ops))
     graph = conversions.graph_of_all(listed)
     inside = frozenset(listed)
+    # TensorFlow runs the readers of a variable only where that is.
     left = [
         op
         for op in listed

@@ -376,6 +376,7 @@ def _kept_and_working(
         if is_forward[maker[tensor]] and not is_forward[last]:
             kept[place[maker[tensor]]] += program.sizes[tensor]
             changes[born] += program.sizes[tensor]
+            # The last reader still holds the buffer while it runs.
             changes[freed + 1] -= program.sizes[tensor]
     besides = np.array(run.held) - np.cumsum(changes)[:-1]
     working = np.zeros(count)

@@ -401,6 +401,7 @@ def detach(
         control_inputs, control_outputs, control_ios
     )
     view = queries.make_view(sgv)
+    # One plan for all ends: a refusal at an output leaves the inputs as they are.
     plan = ReroutePlan(view.graph)
     planned_inputs = _plan_detached_inputs(plan, view)
     _, planned_outputs = _plan_detached_outputs(plan, view)

@@ -147,6 +147,7 @@ def match(
     finder = Finder(compiled, territory)
     matches: list[Match] = []
     matched_ops: set[Operation] = set()
+    # From the last op on, as `rewrite` visits them: both take the same overlaps.
     for op in reversed(adjacency.topological_sort(listed)):
         if not is_anchor(compiled, op) or liveness.is_retired(op):
             continue

@@ -371,11 +371,13 @@ def scopes_meant(
     if isinstance(item, Layer):
         return (item.scope,)
     if isinstance(item, str):
+        # The slash tells a scope from a layer of the same name.
         if item.endswith("/"):
             return (item.rstrip("/"),)
         layers = [layer for g in graphs for layer in layers_named(g, item)]
         return tuple(dict.fromkeys(layer.scope for layer in layers)) or (item,)
     found, missing = [], None
+    # The layer may be in one of the graphs alone: all have to lack it for a refusal.
     for graph in graphs:
         try:
             found += layers_of_keras(graph, item, what)

@@ -206,6 +206,7 @@ def by_device(device: str) -> OpFilter:
             f"'{device}' is no device; write one like "
             "'/job:worker/replica:0/task:1/device:CPU:0', or a part of that"
         )
+    # No part to compare would pass every op, and "" asks for ops without a device.
     if not wanted:
         return lambda op: not op.device
 

@@ -260,6 +260,7 @@ class SubGraphView(Shown):
         if new_input_indices is not None:
             chosen = _listed(new_input_indices)
             indices = [self._place("_input_ts", i, "an input") for i in chosen]
+            # As in contrib.graph_editor: an output may be repeated, an input may not.
             if len(set(indices)) != len(indices):
                 raise SelectionError(f"an input may be listed once only, got {indices}")
             result._input_ts = [self._input_ts[i] for i in indices]

@@ -158,6 +158,7 @@ def check_replacements(
         lives = output_while_context(t_.op)
         for op in conversions.get_consuming_ops([t]):
             reads = reading_while_context(op)
+            # The copy of a loop has a frame of its own, which its tensors are not in.
             if op not in info.ops or (reads is lives and id(reads) not in copied):
                 continue
             inside = where(reads).replace("in ", "in the copy of ", 1)
@@ -211,6 +212,7 @@ def copy_contexts(
         return
     copies: dict[int, Any] = {}
     context_ids = {id(members.context) for members in whole}
+    # The copy of an outer context brought its inner ones along.
     for members in whole:
         if id(members.context) in copies:
             continue
@@ -368,6 +370,7 @@ class _Inputs:
                 node_def.input[index] = self._outside_name(t)
             elif self._names is not None:
                 node_def.input[index] = f"{self._names[t.op]}:{t.value_index}"
+        # Control inputs come behind the tensors.
         if len(node_def.input) > len(tensors):
             del node_def.input[len(tensors) :]
             controls = adjacency.control_inputs(op)
@@ -377,6 +380,7 @@ class _Inputs:
             node_def.input.extend(
                 f"^{self.name(control)}" for control in inner_controls
             )
+            # The others are connected after the import, which knows the copies alone.
             if len(inner_controls) < len(controls):
                 self._loose_controls.append(op)
 
@@ -406,8 +410,10 @@ def transform_ops_one_by_one(
             info.loose_controls.append(op)
         for t, t_ in zip(op.outputs, outputs_, strict=False):
             info.transformed_ts[t] = t_
+            # A result that the handler made may have another shape than a copy.
             if t_.op is not info.copied.get(op):
                 info.handled_ts.append(t)
+    # By now the producers of the edges that close loops are there.
     for op, index, t in info.cyclic_ts:
         creation.set_new_input(info.transformed_ops[op], index, info.transformed_ts[t])
 

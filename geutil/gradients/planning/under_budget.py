@@ -263,6 +263,7 @@ class BudgetSearch:
         enough: int = 0,
     ) -> Trial:
         """Return the least peak if no op runs more than once again: "memory"."""
+        # The mode "memory" leaves updates out, which the trials here may count.
         trials = self._trials if self._updates == "none" else None
         if returns:
             trials = Trials(self._step, self._always, returns=returns, enough=enough)

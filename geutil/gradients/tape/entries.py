@@ -163,6 +163,7 @@ class OpGradient:
                 "stop in front of it with tf.stop_gradient, or register one with "
                 "tf.RegisterGradient"
             ) from error
+        # TensorFlow has None for ops that it knows to have no gradient.
         if function is None:
             return [None] * self._inputs
         with (

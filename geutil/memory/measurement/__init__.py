@@ -25,6 +25,7 @@ _TAIL = 3000
 def run_in_child(job: Job, options: MeasureOptions) -> Measurement:
     """Run a job in a fresh process; raise MeasurementError if that fails."""
     with tempfile.TemporaryDirectory(prefix="geutil-measure-") as folder:
+        # The streams hold the log of TensorFlow, so the result comes by a file.
         job_path, result_path = Path(folder, "job"), Path(folder, "result")
         with job_path.open("wb") as file:
             pickle.dump((job, options), file)

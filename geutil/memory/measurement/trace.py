@@ -268,11 +268,13 @@ def _buffers(
         for o in stats.output
     ]
     for used in stats.memory:
+        # A kernel of a GPU also takes memory of the host, measured on a CPU alone.
         on_gpu = _GPU_ALLOCATOR.match(used.allocator_name) is not None
         if on_gpu != (device == "GPU:0"):
             continue
         records = [(r.alloc_micros, r.alloc_bytes) for r in used.allocation_records]
         released: dict[int, list[int]] = {}
+        # Records name no buffer: of equal sizes, the first that came goes first.
         for micros, size in reversed(records):
             if size < 0:
                 released.setdefault(-size, []).append(micros)

@@ -292,6 +292,7 @@ def joined(
     results: Sequence[Mapping[str, Any]], error: type[GeutilError]
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Return the results of batches as those of all samples, batch behind batch."""
+    # The results of one batch need no common axis: a scalar is one as well.
     if len(results) == 1:
         return dict(results[0])
     whole = {}

@@ -217,6 +217,7 @@ def _readers_onwards(
             yield op, tensor
             if op in reached or op in stops:
                 continue
+            # Mixed with another tensor of the batch, it would be no statistic any more.
             if op.type in _UNARY or (
                 op.type in _BINARY
                 and all(

@@ -141,6 +141,7 @@ def difference(
     if mismatch is not None:
         inf = float("inf")
         return Difference(output, False, inf, inf, None, sample, None, mismatch)
+    # The maximum of an empty array would raise.
     if not a.size:
         return Difference(output, True, 0.0, 0.0, None, sample, None)
     absolute, relative, close = _distances(a, b, rtol, atol)
