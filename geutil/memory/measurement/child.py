@@ -120,7 +120,7 @@ def unrecorded_transfers(run_metadata: Any) -> list[str]:
                 ends = (
                     device.partition("/device:")[0] for device in (sender, node.device)
                 )
-                # Within one process, tensors are handed over and no transfer is recorded.
+                # Within one process, tensors are handed over without a record.
                 is_far = len(set(ends)) > 1
                 if is_far and recorded[edge, node.device] < carried[node.name]:
                     lacking.add(edge)
