@@ -377,6 +377,7 @@ def readers_of(step: PlainStep) -> Readers:
     """Return the ops of a step that read the values of each tensor, by input."""
     readers: MutableIdentityMap[list[tuple[Operation, int]]] = MutableIdentityMap()
     for op in get_backward_walk_ops([*step.ys, *tensors_of(step.gradients)]):
+        # Grappler makes a constant of such an op, which is then no reader.
         if op.type in op_types.VALUE_BLIND:
             continue
         for index, t in enumerate(op.inputs):

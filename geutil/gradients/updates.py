@@ -253,6 +253,7 @@ class _Orders:
                     ordered, replanning, finished, targets, use
                 )
             self._tell(ordered, whole=True)
+        # To order the step changes the graph, and its fingerprint with that.
         self._ordered = state.fingerprint(self._graph), key[1]
 
     def _planned_again(

@@ -325,6 +325,7 @@ class LoopBody:
         def lists(op: Operation) -> Iterable[Tensor]:
             if op.type in op_types.LIST_ELEMENTS:
                 return op.inputs[:1]
+            # TensorFlow adds up gradients of one list as lists.
             is_sum = op.type == "AddN" and op.outputs[0].dtype == tf.variant
             return op.inputs if is_sum else ()
 
@@ -402,10 +403,12 @@ class Loops:
             return None
         counter, bound = (source_of(t) for t in test.inputs)
         place, of = places.get(id(counter)), places.get(id(bound))
+        # A bound that the body changes is no bound.
         if place is None or (of is not None and not body.stays(of)):
             return None
         limit = _static(bound) if of is None else self._argument(op, of)
         start, step = self._argument(op, place), body.step(place)
+        # A counter that does not rise never meets an upper bound.
         if start is None or step is None or limit is None or step <= 0:
             return None
         more = _COMPARISONS[test.type]

@@ -239,6 +239,7 @@ class Simulation:
         for step, node in enumerate(nodes[i] for i in self.order):
             if node.temporary:
                 made[step].append((-1, node.temporary))
+                # A kernel frees its scratch before the executor lets go of its inputs.
                 freed[step].insert(0, -1)
         moves = zip(made, freed, strict=True)
         always = self.program.variables or (self.program.variable_bytes,)

@@ -144,6 +144,7 @@ class _Thread:
             if expensive >= 0:
                 self.pool.appendleft(expensive)
             expensive = i
+        # As in TensorFlow: a thread without cheap nodes keeps the last expensive one.
         if expensive >= 0:
             (self.pool.appendleft if self._inner else self._inner.append)(expensive)
 

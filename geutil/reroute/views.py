@@ -207,6 +207,7 @@ def replace_inputs(view: SubGraphView, inputs: list[Tensor]) -> None:
     position = index_by_identity(view.inputs)
     passing = index_by_identity(view.passthroughs)
 
+    # A passthrough is an input and an output: it changes as both.
     def successor(t: Tensor) -> Tensor:
         return inputs[position[id(t)]] if id(t) in passing and id(t) in position else t
 

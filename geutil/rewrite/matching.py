@@ -80,6 +80,7 @@ class Finder:
         search = self._search
         if search.run(op):
             return Match(op, search.ops(), search.names, search.bound)
+        # The match without its constraints tells which of them fails.
         if search.constrained and search.run(op, strict=False):
             return search.objection(op)
         return None

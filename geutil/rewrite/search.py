@@ -33,8 +33,10 @@ def has_attribute(op: Operation, name: str, expected: Any) -> bool:
         return False
     if callable(expected):
         return bool(expected(value))
+    # TensorFlow returns text as bytes.
     if isinstance(value, bytes) and isinstance(expected, str):
         return value == expected.encode()
+    # TensorFlow returns a list, which no tuple equals.
     if isinstance(expected, tuple):
         expected = list(expected)
     return bool(value == expected)

@@ -53,6 +53,7 @@ def adapt_node(info: TransformState, op: Operation, node_def: Any) -> None:
     own, and colocation is left for `finish_copies`.
     """
     attributes = node_def.attr
+    # The importer refuses an op that is colocated with one that it does not know.
     if COLOCATION in attributes:
         info.colocated[op] = list(attributes[COLOCATION].list.s)
         del attributes[COLOCATION]
@@ -114,6 +115,7 @@ def _set_colocation(info: TransformState) -> None:
         return
     by_name = {op.name: op_.name for op, op_ in info.copied.items()}
 
+    # In another graph there is no original to be colocated with.
     def rename(name: str) -> str | None:
         return by_name.get(name, name if info.same_graph else None)
 
@@ -144,6 +146,7 @@ def whole_contexts(info: TransformState) -> list[v1_control_flow.ContextMembers]
         missing = v1_control_flow.first_gap(members, info.ops)
         if missing is None and v1_control_flow.can_copy_context(members.context):
             whole.append(members)
+        # Only a loop has to be whole: part of a conditional has no frame.
         elif missing is not None and v1_control_flow.is_loop(members.context):
             _check_loop_part(info, members, missing)
     return whole

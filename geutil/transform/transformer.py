@@ -356,6 +356,7 @@ class Transformer:
             else:
                 t_ = self.transform_external_hidden_input_handler(info, t)
             t_ = _checked(info, t, t_)
+        # A replaced tensor of the view has a copy, which is not to be hidden.
         if t.op not in info.ops and t not in info.transformed_ts:
             info.outside_ts.append(t)
             info.transformed_ts[t] = t_

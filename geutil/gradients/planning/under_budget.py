@@ -160,6 +160,7 @@ def _share_of(value: object) -> float | None:
             return float(number) / 100 if percent and not rest.strip() else None
         except ValueError:
             return None
+    # True is an int by isinstance, and no share.
     if isinstance(value, float | int) and not isinstance(value, bool):
         return float(value)
     return None

@@ -69,9 +69,11 @@ def _last_words(finished: subprocess.CompletedProcess[bytes]) -> str:
     how = f"ended with status {code}"
     if code < 0:
         how = f"was killed by {signal.Signals(-code).name}"
+        # Windows has no SIGKILL.
         if -code == getattr(signal, "SIGKILL", None):
             how += " (out of memory?)"
     words = finished.stderr.decode(errors="replace").strip()
+    # The tail may begin within a line.
     tail = words[-_TAIL:].partition("\n")[2] if len(words) > _TAIL else words
     return f"the measuring process {how}; its last words:\n{tail}"
 

@@ -356,6 +356,7 @@ def _configure(job: Job, options: MeasureOptions) -> None:
     if not options.grappler:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     tf.config.set_soft_device_placement(True)
+    # TensorFlow has one CPU device by default, and the graph names more.
     if isinstance(job, GraphJob) and job.cpus > 1:
         (cpu,) = tf.config.list_physical_devices("CPU")
         tf.config.set_logical_device_configuration(

@@ -317,6 +317,7 @@ def _parts(value: Tensor, handle: Tensor) -> _Parts | None:
             parts.statistics.append(leaf)
         elif leaf.op.type == "ReadVariableOp" and leaf.op.inputs[0] is handle:
             parts.reads.append(leaf)
+        # Scalars and constants are the factors of the average.
         elif leaf.shape.rank != 0 and not batch_norms.is_constant(leaf):
             parts.others.append(leaf)
     return parts
@@ -331,6 +332,7 @@ def _linear_inputs(tensor: Tensor) -> list[Tensor]:
         return [op.inputs[0]]
     if op.type in _ARITHMETIC:
         return list(op.inputs)
+    # The first input of a select is its condition.
     if op.type in op_types.SELECTS:
         return list(op.inputs)[1:]
     return []

@@ -176,11 +176,13 @@ def _distances(
 ) -> tuple[Array, Array, Array]:
     """Return absolute and relative differences, and which are close enough."""
     apart = distances(a, b)
+    # Text and truth values are equal or not, without a distance.
     if not {a.dtype.kind, b.dtype.kind} <= {*"fciuV"}:
         return apart, apart, apart == 0
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.abs(widened(b))
         allowed = atol + rtol * np.where(np.isfinite(size), size, 0.0)
+        # Integers are exact: no rounding excuses a difference.
         if a.dtype.kind in "iu":
             allowed = np.zeros_like(size)
         return apart, _ratio(apart, size), (apart == 0) | (apart <= allowed)
