@@ -298,6 +298,7 @@ def _reread(
         if copies.has(stage, t.op):
             wanted = copies.tensor(stage, t)
         else:
+            # A tensor without a stand-in is always kept, so the original is read.
             wanted = next((s[t] for s in stand_ins if t in s), t)
         if copy.inputs[index] is not wanted:
             creation.set_new_input(copy, index, wanted)

@@ -254,6 +254,7 @@ class LoopChoices:
                 try:
                     self._rebuilt[i, level] = rebuild(self.loops[i], level)
                 except PlanError as error:
+                    # The report on the loops gives this reason.
                     self._refused[i] = str(error)
                     raise
         loops = tuple(map(self._rebuilt.__getitem__, chosen))

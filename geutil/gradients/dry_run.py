@@ -350,6 +350,7 @@ class _Scratch:
             options,
             checkpoints=kept,
             offload=self._policy(offload) if callable(offload) else offload,
+            # A tensor without a copy is not behind the targets.
             shapes=[(self._copy[t], given) for t, given in dims if t in self._copy],
         )
 

@@ -147,6 +147,7 @@ def _warnings_of_sizes(ops: Sequence[Operation], *, compiled: bool) -> list[str]
     """Return warnings of sizes that are unknown, or not counted."""
     guessed = sizes.warning_of_sizes(ops)
     warnings = [guessed] if guessed else []
+    # XLA compiles such calls together with a step that it compiles.
     calls = list(filter(function_calls.is_compiled_call, () if compiled else ops))
     if calls:
         first = min(calls, key=adjacency.creation_index)

@@ -249,6 +249,7 @@ def _rewiring(inputs: Iterable[InputEdit], controls: Iterable[ControlEdit]) -> R
 def _follow_steps(ops: Iterable[Operation]) -> Iterator[UndoStep]:
     """Let gradients follow the inputs of their ops; yield how to take that back."""
     for op in dict.fromkeys(ops):
+        # No op of another type has a gradient that is a closure.
         if op.type != gradient_functions.CLOSURE_TYPE:
             continue
         unfollow = gradient_functions.follow_inputs(op)

@@ -74,6 +74,7 @@ def check_control_frames(op: Operation, control_input: Operation) -> None:
 
 def _different_frames(op: Operation, producer: Operation) -> tuple[str, str] | None:
     """Return where `op` reads and where `producer` yields, or None if it is one."""
+    # Outside of any context there is no frame: most ops need no search for one.
     if (
         adjacency.control_flow_context(op) is None
         and adjacency.control_flow_context(producer) is None

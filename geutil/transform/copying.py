@@ -256,6 +256,7 @@ def _replacements(replacements: Replacements) -> IdentityMap[Tensor]:
                 "expected a mapping from tensor to tensor, or pairs of tensors, got "
                 f"{types.type_name(pair)}"
             )
+        # A tensor cannot be the key of a dict, but its `ref()` can.
         key = types.dereference(pair[0])
         types.require_tensor(key)
         types.require_tensor(pair[1])

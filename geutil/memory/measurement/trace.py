@@ -373,6 +373,7 @@ def _bytes(output: Any) -> int:
     description = output.tensor_description
     elements = math.prod(dim.size for dim in description.shape.dim)
     dtype = tf.as_dtype(description.dtype) if description.dtype else tf.resource
+    # The shape of these tells nothing of their bytes.
     is_known = dtype not in (tf.resource, tf.variant, tf.string)
     return elements * int(dtype.size) if is_known else 0
 
