@@ -153,7 +153,7 @@ class _Solver:
         """Return the best schedule, from some runs on and from orders of low peak."""
         problem, options = self._problem, self._options
         starts = [*found]
-        # The order of a step is good: its search begins with `found` instead.
+        # The order of a step is good: with `found`, no other is tried.
         if not (found and options.is_step):
             starts += _orders(problem, options.reorder)
         self._consider(starts[0])
