@@ -313,6 +313,7 @@ class LoopBody:
         if op.type not in op_types.ADDITIONS:
             return None
         first, second = (source_of(t) for t in op.inputs)
+        # A sum may have its operands in either order.
         if second is self._arguments[place]:
             first, second = second, first
         if first is not self._arguments[place]:

@@ -435,6 +435,7 @@ class _AnyOrder:
         for tensor, maker in self._program.makers.items():
             size, shared = self._program.sizes[tensor], self._shared[tensor]
             if size and tensor not in renewed and shared.tensor == tensor:
+                # A fetched tensor stays; one without a reader goes with its maker.
                 last = () if shared.fetched else tuple(shared.last) or (maker,)
                 yield ProgramBuffer(tensor, size, maker, last)
 

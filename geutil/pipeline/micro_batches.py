@@ -378,6 +378,7 @@ class _StepBuilder:
                     continue
                 is_backward, batch = waiting[s][0]
                 before = s + 1 if is_backward else s - 1
+                # A pass reads tensors of the one before it in its direction.
                 if before not in stages or (before, batch, is_backward) in done:
                     waiting[s].popleft()
                     self._build_pass(s, batch, is_backward)
@@ -393,6 +394,7 @@ class _StepBuilder:
             end = tf.raw_ops.NoOp(name="end")
         creation.add_control_edges(end, list(dict.fromkeys(ends)))
         self._gates[stage] = (end,)
+        # The passes of one micro-batch stand for those of all.
         if not batch:
             ops = state.ops_since(self._graph, count)
             self.passes[stage, is_backward] = tuple(ops)
@@ -560,6 +562,7 @@ class _StepBuilder:
                     parts.append(tf.IndexedSlices(values, indices, part.dense_shape))
                 else:
                     parts.append(end.wait(part))
+        # As in `tf.gradients`: an x that no stage uses has no gradient.
         if not parts:
             return None
         with ends[0].inside():

@@ -246,6 +246,7 @@ def layers_named(graph: Graph, name: str) -> tuple[Layer, ...]:
     calls = keras_calls.calls_in(graph)
     path = name.rstrip("/")
     fitting = [call for call in calls if call.path == path]
+    # A layer of exactly this path is meant, whatever others end in it.
     if not fitting:
         fitting = [call for call in calls if f"/{call.path}".endswith(f"/{path}")]
     layers = tuple(layer for _, layer in _pairs(graph, fitting))
@@ -297,6 +298,7 @@ def _tensors_of_keras(graph: Graph, item: Any, what: str) -> list[Tensor]:
         )
     layers = layers_of_keras(graph, item, what)
     behind = keras_calls.node_behind(item)
+    # A symbolic tensor stands for one result of its layer.
     if behind is not None and all(len(la.outputs) > behind[2] for la in layers):
         return list(IdentitySet(layer.outputs[behind[2]] for layer in layers))
     return list(IdentitySet(t for layer in layers for t in layer.outputs))

@@ -225,6 +225,7 @@ def _device_parts(device: str) -> dict[str, str] | None:
     if match is None:
         return None
     parts = {name: value for name, value in match.groupdict().items() if value}
+    # TensorFlow takes the type of a device in either case.
     if "kind" in parts:
         parts["kind"] = parts["kind"].upper()
     return parts

@@ -176,6 +176,7 @@ class SubGraphView(Shown):
                 op = self._graph.get_operation_by_name(op_name)
             except (KeyError, ValueError):
                 op = None
+            # The graph may have the op outside of the view.
             if op is not None and id(op) in self._index("_ops"):
                 return op
         raise SelectionError(f"no op '{op_name}' in {self!r}")

@@ -233,6 +233,7 @@ def _traced(op: Operation, gradient: str, grads: Iterable[Tensor | None]) -> _Tr
     read = types.IdentitySet(t for o in body.get_operations() for t in o.inputs)
     for leaf in tf.nest.flatten(results, expand_composites=True):
         read.add(leaf)
+    # A capture that nothing reads needs no copy, and may have none.
     captures = gradient_functions.captures_of(body)
     return _Traced(body, stand_ins, results, [c for c in captures if c[1] in read])
 

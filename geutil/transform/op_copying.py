@@ -161,7 +161,7 @@ def check_replacements(
         lives = output_while_context(t_.op)
         for op in conversions.get_consuming_ops([t]):
             reads = reading_while_context(op)
-            # A copied loop has its own frame, and tensors of the original are not in it.
+            # A copied loop has its own frame, with no tensors of the original in it.
             if op not in info.ops or (reads is lives and id(reads) not in copied):
                 continue
             inside = where(reads).replace("in ", "in the copy of ", 1)

@@ -369,6 +369,7 @@ class Transformer:
                 resource_variables.carry_variables(
                     info.graph, info.graph_, info.copied_name, info.collection_name
                 )
+            # Without collections, the walk over all ops would find nothing.
             if not info.collections:
                 return
         for op, op_ in info.transformed_ops.items():

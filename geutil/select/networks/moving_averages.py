@@ -118,6 +118,7 @@ class MovingStatistics:
         """Return the variables that follow a fused norm's moments, if it reads none."""
         like = norm.op.inputs[1].shape
         shapes = [t.shape for t in norm.given]
+        # A fused norm that trains may be given empty moments, which it does not read.
         if all(s.rank == 1 and s.as_list() == like.as_list() for s in shapes):
             are_parameters = all(self._origins.is_parameter(t) for t in norm.given)
             return [] if are_parameters else None

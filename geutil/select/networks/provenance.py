@@ -307,4 +307,5 @@ def reduced_axes(op: Operation) -> Sequence[int] | None:
     axes = tf.get_static_value(op.inputs[1])
     if rank is None or axes is None:
         return None
+    # A scalar has no axes to be counted from the end.
     return sorted({int(axis) % rank for axis in axes.reshape(-1)}) if rank else []
