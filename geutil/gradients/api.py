@@ -312,6 +312,7 @@ def encoding_errors(
         >>> error.name, 0 < error.relative < 0.01
         ('w:0', True)
     """
+    # An order changes no value, and takes its time to find.
     options = {"encode": BFLOAT16, "checkpoints": None, **options, "order": False}
     sources = list(xs)
 

@@ -298,6 +298,7 @@ def _reread(
         if copies.has(stage, t.op):
             wanted = copies.tensor(stage, t)
         else:
+            # A tensor without a stand-in is always kept, so the original is read.
             wanted = next((s[t] for s in stand_ins if t in s), t)
         if copy.inputs[index] is not wanted:
             creation.set_new_input(copy, index, wanted)
@@ -377,6 +378,7 @@ def readers_of(step: PlainStep) -> Readers:
     """Return the ops of a step that read the values of each tensor, by input."""
     readers: MutableIdentityMap[list[tuple[Operation, int]]] = MutableIdentityMap()
     for op in get_backward_walk_ops([*step.ys, *tensors_of(step.gradients)]):
+        # Grappler makes a constant of such an op, which is then no reader.
         if op.type in op_types.VALUE_BLIND:
             continue
         for index, t in enumerate(op.inputs):

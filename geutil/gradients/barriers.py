@@ -102,6 +102,7 @@ def bring_back(
         send_once(t, offload)
     for stage, segment in enumerate(plan.segments):
         for t, begin in segment.returned.items():
+            # Before any stage, a return begins as the backward pass does.
             awaited = [gates[begin]] if begin >= 0 else list(step.seeds)
             returned[stage][t] = fetch(t, away[t], awaited, offload.device)
     return list(returned)

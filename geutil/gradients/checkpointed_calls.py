@@ -227,10 +227,12 @@ def _wrapped(fn: F, options: Options) -> F:
     @runtime.not_converted
     def call(args: Any, kwargs: Any) -> Any:
         """Run the function as it is, or computed again for the gradient."""
+        # A call inside of another runs again with that.
         if _running.inside:
             return runtime.converted_as_here(fn)(*args, **kwargs)
         if not tf.executing_eagerly():
             return run(args, kwargs, False)
+        # Without a tape, nobody will ask for gradients.
         if not runtime.a_tape_is_open():
             return fn(*args, **kwargs)
         weights = owner.variables if _is_layer(owner) else []
@@ -239,6 +241,7 @@ def _wrapped(fn: F, options: Options) -> F:
             _logger.warning(_FORWARD)
             return fn(*args, **kwargs)
         result, losses_by_place = traced(*args, **kwargs)
+        # The trace took the losses off the layers: each call hands over its own.
         for place, losses in losses_by_place.items():
             losing[place].hold(losses)
         return result

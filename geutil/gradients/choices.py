@@ -68,6 +68,7 @@ class Options:
         """Refuse options that cannot be met, before anything is built."""
         for name in ("min_checkpoint_size", "prefetch"):
             value = getattr(self, name)
+            # True is an int by isinstance, and no number here.
             if type(value) is not int or value < 0:
                 raise ArgumentTypeError(f"{name} is a number from 0 up, got {value!r}")
         if not isinstance(self.order, bool):
@@ -77,6 +78,7 @@ class Options:
                 f"{self.encode!r} is no encoding; pass one of {', '.join(ENCODINGS)}, "
                 "or None to keep tensors as they are"
             )
+        # To resolve the device is to check it.
         device_of(self.device)
         if not isinstance(self.offload, bool) and not callable(self.offload):
             raise ArgumentTypeError(
@@ -252,6 +254,7 @@ class LoopChoices:
                 try:
                     self._rebuilt[i, level] = rebuild(self.loops[i], level)
                 except PlanError as error:
+                    # The report on the loops gives this reason.
                     self._refused[i] = str(error)
                     raise
         loops = tuple(map(self._rebuilt.__getitem__, chosen))

@@ -251,6 +251,7 @@ def plans_within_time(
     plain = _prepared_on_copy(
         ys, xs, None, Options(None, device=device), {}
     ).candidate.plan.step
+    # Rebuilt loops make another step, so that each share needs its own search.
     if _has_loops(plain):
         budgets = (Budget(extra_time=share) for share in shares)
         plans = [plan(ys, xs, budget) for budget in budgets]
@@ -263,6 +264,7 @@ def plans_within_time(
             peaks = trial.peak, search.plain_peak
             times = found.extra_share(search.time_of), 0.0
             plans.append(make_plan(found, trial.peak, peaks, times))
+    # A plan without a fingerprint fits the step of another batch size.
     return [replace(made, fingerprint="") for made in plans]
 
 
@@ -281,6 +283,7 @@ def _prepared_on_copy(
     options = replace(options, checkpoints=checkpoints)
     output_gradients = [None] if grad_ys is None else step.as_list(grad_ys)
     named = checkpoints if isinstance(checkpoints, tuple) else ()
+    # The copy has to hold the tensors of the collection, too.
     if checkpoints == "collection":
         named = selection.collected(graph)
     scratch = _Scratch([*targets, *step.tensors_of(output_gradients), *named], named)
@@ -347,6 +350,7 @@ class _Scratch:
             options,
             checkpoints=kept,
             offload=self._policy(offload) if callable(offload) else offload,
+            # A tensor without a copy is not behind the targets.
             shapes=[(self._copy[t], given) for t, given in dims if t in self._copy],
         )
 

@@ -88,6 +88,7 @@ class Encoder:
                 maxima = pool.inputs[encodings.MAXIMA]
                 gradient = _gradient_like(op, gradient, maxima)
             return _spread(pool, gradient, late(pool, places))
+        # All others read the shape of the tensor alone.
         if op.type not in encodings.ACTIVATIONS:
             key = encodings.SHAPE
             shape = self._once(key, tensor, lambda t: tf.raw_ops.Shape(input=t))

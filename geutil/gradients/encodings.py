@@ -179,6 +179,7 @@ def _swappable_pool(
     op, pool = read.op, read.op.inputs[0].op
     if op.type not in ("ReluGrad", "Relu6Grad") or pool not in replaced:
         return None
+    # Once they are swapped, nobody else can read the gradient of the pool itself.
     others = [r for r in step.edges.readers[pool] if r is not op]
     asked = any(t is pool.outputs[0] for t in tensors_of(step.gradients))
     same = pool.inputs[INPUT] is read.tensor

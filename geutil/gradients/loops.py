@@ -153,6 +153,7 @@ def _loop(
     cuts = {level: cut for level, cut in found.items() if isinstance(cut, LoopCut)}
     if not cuts:
         return Loop(op, reader, piles, {}, str(found[ALL]))
+    # A cut with heavy ops takes longer, so it has to save more than the light one.
     if len(cuts) > 1 and cuts[ALL].saved <= cuts[LIGHT].saved:
         del cuts[ALL]
     return Loop(op, reader, piles, cuts)
@@ -167,6 +168,7 @@ def _piles(
         argument = argument_of.get(id(t))
         if t.dtype != tf.variant or argument is None or t.consumers() != [reader]:
             continue
+        # A list that others read, or that begins with elements, is not the loop's.
         begins = op.inputs[i]
         if begins.op.type != "EmptyTensorList" or begins.consumers() != [op]:
             continue
@@ -178,6 +180,7 @@ def _piles(
             continue
         pops = backward_body.inputs[argument].consumers()
         rest = source_of(backward_body.outputs[argument])
+        # The backward loop may pop elements and hand on the rest, and no more.
         is_alone = [pop.type for pop in pops] == ["TensorListPopBack"]
         if is_alone and rest is pops[0].outputs[0]:
             yield Pile(i, argument, value.name, pops[0].name)
@@ -406,10 +409,12 @@ def _compute_again(
     pop_of = backward.graph.get_operation_by_name
     there: MutableIdentityMap[Tensor] = MutableIdentityMap()
     for pile in loop.piles:
+        # Lists that stay are popped as before, and the copies read their values.
         if pile not in cut.dropped:
             there[value_of(pile.value)] = pop_of(pile.pop).outputs[1]
     for pile, t, like in zip_longest(cut.dropped, read, likes):
         rest = arguments[pile.argument]
+        # Fewer values are read than lists are dropped: the other lists stay empty.
         if t is not None:
             creation.copy_handle_data(like, rest)
             kind = {"element_shape": _element_shape(t), "element_dtype": t.dtype}

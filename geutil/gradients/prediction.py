@@ -341,6 +341,7 @@ class StepProgram:
         for t, begin in segment.returned.items():
             for number in self._numbers([t]):
                 back[number] = len(sizes)
+                # Before any stage, a return begins as the backward pass does.
                 awaited = [gates[begin]] if begin >= 0 else seeds
                 outputs = [len(sizes)]
                 nodes.append(Node("back", "Identity", [sent[number]], outputs, awaited))
@@ -448,6 +449,7 @@ def _pruned(nodes: list[Node], sizes: list[int], roots: list[int]) -> list[Node]
     new_place = dict(zip(left, range(len(left)), strict=True))
     final = [nodes[place] for place in left]
     for place, node in enumerate(final):
+        # Inputs are tensors, whose numbers stay; controls are nodes.
         if node.controls:
             controls = [new_place[control] for control in node.controls]
             final[place] = node._replace(controls=controls)

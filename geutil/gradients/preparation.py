@@ -147,6 +147,7 @@ def _warnings_of_sizes(ops: Sequence[Operation], *, compiled: bool) -> list[str]
     """Return warnings of sizes that are unknown, or not counted."""
     guessed = sizes.warning_of_sizes(ops)
     warnings = [guessed] if guessed else []
+    # XLA compiles such calls together with a step that it compiles.
     calls = list(filter(function_calls.is_compiled_call, () if compiled else ops))
     if calls:
         first = min(calls, key=adjacency.creation_index)
@@ -196,6 +197,7 @@ def prepare_step(step: PlainStep, options: Options) -> Prepared:
     """Plan the recomputation of a step with plain gradients and checked checkpoints."""
     encoder, offload = Encoder(), options.offloading()
     is_compiled = runtime.is_compiled_by_xla(step.graph)
+    # XLA compiles a step for one device.
     may_send = options.offload is not False and not is_compiled
     returns = partial(with_returns, offload=offload) if may_send else None
 

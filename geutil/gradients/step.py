@@ -325,6 +325,7 @@ def _handle_in(graph: Graph, x: Any, gradient: Any) -> Tensor | None:
 
 def _reference_of(x: Any) -> Tensor | None:
     """Return the reference variable that is an x, or that it shows."""
+    # A resource variable is known by its handle and has no reference.
     if isinstance(x, tf.Variable) and not hasattr(x, "handle"):
         return runtime.variable_handle(x)
     tensor = x if is_tensor(x) else None

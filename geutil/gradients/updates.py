@@ -253,6 +253,7 @@ class _Orders:
                     ordered, replanning, finished, targets, use
                 )
             self._tell(ordered, whole=True)
+        # To order the step changes the graph, and its fingerprint with that.
         self._ordered = state.fingerprint(self._graph), key[1]
 
     def _planned_again(
@@ -396,6 +397,7 @@ class _Orders:
         limit = report.budget
         if whole and limit is not None and ordered.resident > 1.02 * limit:
             peaks = {"peak": ordered.resident, "before": report.resident}
+            # Buffers may fit where the chunks that hold them, with gaps, do not.
             has_chunks = plan.simulation.program.device.allocator is not None
             is_met = has_chunks and ordered.peak <= limit
             over = _OVER_BY_GAPS if is_met else _OVER_BUDGET

@@ -272,6 +272,7 @@ class TopologicalOrder:
         """Mend the order for a rewiring; return a cycle that it closes, or None."""
         place = self._position
         falling = [(p, c) for p, c in rewiring.edges() if place[p._id] >= place[c._id]]
+        # A cycle made past geutil is no fault of this edit: its old edges do not count.
         if self._cyclic:
             falling = [(p, c) for p, c in falling if p not in set(predecessors(c))]
         if not falling:
@@ -280,8 +281,10 @@ class TopologicalOrder:
         for producer, consumer in falling:
             cycle = search.insert(producer, consumer)
             if cycle is not None:
+                # The edit is refused, so the order stays that of the graph as it is.
                 search.undo()
                 return cycle
+        # A check alone: the edges that the mended order counts on will not be there.
         if not keep:
             search.undo()
         return None
@@ -323,7 +326,10 @@ class _AffectedRegion:
         if producer is consumer:
             return [producer]
         low, high = self._position[consumer._id], self._position[producer._id]
+        # Mending for an edge before may have put these two in order already.
         if low < high:
+            # Only ops between the two places can lie on a cycle or have to move, so the
+            # search ends there.
             above, path = self._reach(
                 consumer, self._successors, lambda place: place <= high, producer
             )

@@ -254,6 +254,7 @@ class Library:
                 f"'{node.name}' calls function '{name}', which the library of the "
                 "graph does not hold; add it to graph_def.library"
             )
+        # Other attributes of a call, such as its config, make no other instance.
         declared = self.functions[name].signature.attr
         return FunctionCall(
             name, {a.name: attributes[a.name] for a in declared if a.name in attributes}
@@ -285,6 +286,7 @@ class Library:
     def still_called(self, nodes: Iterable[Any]) -> Any:
         """Return a library of the functions that `nodes` call, however indirectly."""
         library = self._library
+        # The runtime finds these by the type of an op: no node calls them.
         registered = [r.gradient_func for r in library.registered_gradients]
 
         def called(name: str) -> Iterator[str]:

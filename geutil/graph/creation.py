@@ -53,6 +53,7 @@ def placeholder_name(
     if scope is None:
         scope = types.scope_dirname(t.op.name)
     base = types.scope_basename(t.op.name)
+    # The stand-in of a stand-in needs no second prefix.
     if not base.startswith(f"{prefix}__"):
         base = f"{prefix}__{base}_{t.value_index}"
     return types.scope_finalize(scope) + base
@@ -248,6 +249,7 @@ def _make_variable(node: Any, handle: Tensor) -> None:
     """Turn the placeholder of a captured handle into a variable's own op."""
     data = _tf.get_resource_handle_data(handle)
     behind = list(data.shape_and_type) if data is not None and data.is_set else []
+    # The handle of a table has two entries, of keys and of values.
     if len(behind) != 1:
         return
     node.op = "VarHandleOp"

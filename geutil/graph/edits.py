@@ -86,6 +86,7 @@ def apply_edits(
     state_of(graph).edits += 1
     with _journal(graph) as journal:
         journal.extend(_control_steps(inputs, controls))
+        # `before` grows with the edits: an interrupt undoes those made so far.
         before: list[Tensor] = []
         ops = tuple(edit.op for edit in inputs)
         journal.extend(_follow_steps(ops))
@@ -216,6 +217,7 @@ def _check_cycles(
 ) -> None:
     """Raise if edits close a cycle; `keep_order` adapts the order of ops to them."""
     state = state_of(graph)
+    # The order is made for the first edit: a graph that is only read needs none.
     if state.order is None:
         state.order = TopologicalOrder()
     state.order.refresh(graph)
@@ -247,6 +249,7 @@ def _rewiring(inputs: Iterable[InputEdit], controls: Iterable[ControlEdit]) -> R
 def _follow_steps(ops: Iterable[Operation]) -> Iterator[UndoStep]:
     """Let gradients follow the inputs of their ops; yield how to take that back."""
     for op in dict.fromkeys(ops):
+        # No op of another type has a gradient that is a closure.
         if op.type != gradient_functions.CLOSURE_TYPE:
             continue
         unfollow = gradient_functions.follow_inputs(op)

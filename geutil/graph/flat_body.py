@@ -63,6 +63,7 @@ class FlatNames:
             return name
         node, *output = name.split(":")
         if node in self._args:
+            # An argument is one tensor, so it has no output but the first.
             self._check(output in ([], ["0"]), name, reader)
             return node
         self._check(node in self._nodes and len(output) <= 2, name, reader)
@@ -266,6 +267,7 @@ def _filled_in(definition: Any, bound: Mapping[str, Any], where: str) -> Any:
     """Return a copy of a node with its placeholders replaced by the values bound."""
     filled = NodeDef()
     filled.CopyFrom(definition)
+    # An attribute that names a function has attributes of its own, with placeholders.
     waiting = [filled.attr]
     for attributes in waiting:
         for value in attributes.values():

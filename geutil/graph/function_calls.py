@@ -195,8 +195,10 @@ def call_others(caller: Caller, names: Mapping[str, str]) -> None:
             function.name = names.get(function.name, function.name)
         op._set_attr(attribute, value)
     _forget_traces(caller)
+    # TensorFlow wrote this list for the old bodies: the new ones may write a resource.
     if _READ_ONLY in node.attr:
         op._set_attr(_READ_ONLY, AttrValue(list=_NONE))
+    # That gradient belongs to the function that the op called before.
     if function_defs.names_own_gradient(node):
         op._clear_attr(ATTRIBUTE)
     state_of(op.graph).edits += 1
@@ -219,6 +221,7 @@ def limit_parallel_iterations(op: Operation, count: int) -> bool:
 def recalling(caller: Caller) -> UndoStep:
     """Note which functions an op calls, and the attributes that change with them."""
     op = caller.op
+    # TensorFlow makes a new proto at each read: this one keeps the present attributes.
     node = op.node_def
     callee_attributes = [callee.attribute for callee in caller.callees]
     saved_attributes = [
@@ -310,6 +313,7 @@ class LoopBody:
         if op.type not in op_types.ADDITIONS:
             return None
         first, second = (source_of(t) for t in op.inputs)
+        # A sum may have its operands in either order.
         if second is self._arguments[place]:
             first, second = second, first
         if first is not self._arguments[place]:
@@ -322,6 +326,7 @@ class LoopBody:
         def lists(op: Operation) -> Iterable[Tensor]:
             if op.type in op_types.LIST_ELEMENTS:
                 return op.inputs[:1]
+            # TensorFlow adds up gradients of one list as lists.
             is_sum = op.type == "AddN" and op.outputs[0].dtype == tf.variant
             return op.inputs if is_sum else ()
 
@@ -399,10 +404,12 @@ class Loops:
             return None
         counter, bound = (source_of(t) for t in test.inputs)
         place, of = places.get(id(counter)), places.get(id(bound))
+        # A bound that the body changes is no bound.
         if place is None or (of is not None and not body.stays(of)):
             return None
         limit = _static(bound) if of is None else self._argument(op, of)
         start, step = self._argument(op, place), body.step(place)
+        # A counter that does not rise never meets an upper bound.
         if start is None or step is None or limit is None or step <= 0:
             return None
         more = _COMPARISONS[test.type]

@@ -112,6 +112,7 @@ def _unique(definition: Any, names: Mapping[str, str]) -> Any:
         forget_own_gradient(node)
         call_graph.rename_called(node, names)
     name, digest = unique.signature.name, _digest(unique)
+    # A process has one function of a name, so that another body needs another name.
     if _taken(name) not in (None, digest):
         if digest not in _renamed:
             _renamed[digest] = unused_name(name)

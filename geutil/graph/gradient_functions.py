@@ -299,6 +299,7 @@ def _gradient_now(rewired: RewiredOp, grads: Iterable[Tensor | None]) -> list[An
             )
         return t_
 
+    # The closure reads the inputs of its day: its new ops are moved to those of today.
     for op in graph.get_operations()[before:]:
         for index, t in enumerate(op.inputs):
             if t in stand_ins:

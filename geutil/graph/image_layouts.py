@@ -137,6 +137,7 @@ def inlined(op: Operation) -> Tensor:
         inside = node_def.name
         node_def.name = types.absolute_unique_name(op.graph, f"{scope}{inside}")
         node_def.device = node_def.device or op.device
+        # By groups, its gradient runs on a processor only where XLA compiles it.
         if node_def.op in _CONVOLUTIONS and is_compiled_call(op):
             _go_on_compiling(node_def)
         new = creation.make_op(op.graph, node_def, inputs)

@@ -135,6 +135,7 @@ def _check_acyclic(ops: list[Operation]) -> Iterator[Violation]:
                 waiting[successor] -= 1
                 if not waiting[successor]:
                     ready.append(successor)
+    # Ops behind a cycle are stuck as well: they form components without a cycle.
     stuck = [op for op in ops if waiting[op] > 0]
     for component in _strong_components(stuck):
         cycle = _some_cycle(component)

@@ -53,6 +53,7 @@ class LosingLayer:
 def losses_taken(owner: Any = None) -> Iterator[list[LosingLayer]]:
     """Take away the losses that Keras layers are given in a block."""
     graph = tf.compat.v1.get_default_graph()
+    # An eager mark is of no graph, so it is never taken for a loss of this one.
     with tf.init_scope():
         mark = tf.zeros([])
     marked = [held for layer in _layers(owner) for held in _lists(layer)]
@@ -62,13 +63,16 @@ def losses_taken(owner: Any = None) -> Iterator[list[LosingLayer]]:
     try:
         yield found
     finally:
+        # The block may have made layers: they are asked for again.
         for layer in _layers(owner):
             lists = _lists(layer)
+            # A layer that forgot its losses has lost the mark with them.
             anew = not any(t is mark for held in lists[-1:] for t in held)
             losses = [t for held in lists for t in held if _is_of(t, graph)]
             if losses:
                 found.append(LosingLayer(weakref.ref(layer), losses, anew))
             marked += lists
+        # Changed in place, because Keras holds these very lists.
         for held in marked:
             held[:] = [t for t in held if t is not mark and not _is_of(t, graph)]
 

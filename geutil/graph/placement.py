@@ -337,6 +337,7 @@ def rename_entries(
     """Return `entries` with each colocation name renamed, or dropped for None."""
     renamed = []
     for entry in entries:
+        # `_class` may have other entries, which stay.
         if not entry.startswith(_COLOCATED):
             renamed.append(entry)
             continue

@@ -52,6 +52,7 @@ def index() -> int:
     if context is None:
         return 0
     number = context.replica_id_in_sync_group
+    # In a graph, the number is a constant tensor.
     if not isinstance(number, int):
         number = tf.get_static_value(number)
     return int(number or 0) % max(len(_places(context)), 1)

@@ -128,6 +128,8 @@ class _Series:
     def plan(self, name: str, initial: Any, device: str) -> Any:
         """Return a variable, or the definition of one that `make` makes."""
         key = initial.shape, device
+        # TensorFlow makes the first of each shape and device; its nodes serve as the
+        # pattern of the others, which are imported at once.
         if key not in self._patterns:
             count = state.count_ops(self._graph)
             variable = variable_outside(self._graph, initial, name, device)
@@ -247,6 +249,7 @@ def variable_facts(collections: Mapping[str, Any]) -> dict[str, VariableFacts]:
             name = node_name(definition.variable_name)
             part = definition.save_slice_info_def
             facts[name] = VariableFacts(
+                # A checkpoint holds parts of a variable under the name of the whole.
                 part.full_name or name,
                 definition.variable_name in trainable,
                 tuple(part.var_offset) if part.full_name else None,

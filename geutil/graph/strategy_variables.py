@@ -53,6 +53,7 @@ def local_handle(variable: Any) -> Any:
 def assign(handle: Any, value: Any) -> None:
     """Set a float32 variable by its handle, in all of its copies."""
     owner = getattr(handle, "_distributed_container", None)
+    # TensorFlow keeps a weak reference to the container.
     found = owner() if callable(owner) else None
     copies = [handle] if found is None else [copy.handle for copy in found.values]
     for copy in copies:

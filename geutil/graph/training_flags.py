@@ -111,6 +111,7 @@ def _owned_by(owner: Any, kinds: Iterable[tuple[Any, str]]) -> list[Any]:
         if isinstance(owner, kind) and hasattr(owner, attribute):
             held = getattr(owner, attribute)
             listed = held if isinstance(held, list | tuple) else [held]
+            # Keras 3 wraps the variable of TensorFlow.
             owned += [getattr(v, "_value", v) for v in listed]
     return owned
 

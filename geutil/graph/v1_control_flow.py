@@ -74,6 +74,7 @@ def check_control_frames(op: Operation, control_input: Operation) -> None:
 
 def _different_frames(op: Operation, producer: Operation) -> tuple[str, str] | None:
     """Return where `op` reads and where `producer` yields, or None if it is one."""
+    # Outside of any context there is no frame: most ops need no search for one.
     if (
         adjacency.control_flow_context(op) is None
         and adjacency.control_flow_context(producer) is None
@@ -300,6 +301,7 @@ def _prepare_protos(
             )
             if id(c) in context_ids
         ]
+        # To empty the field ends the messages that it held: these are copies.
         protos = [type(d).FromString(d.SerializeToString()) for d, _ in nested]
         del definition.nested_contexts[:]
         definition.nested_contexts.extend(protos)

@@ -133,6 +133,7 @@ def topological_order(
     for start in nodes:
         if start in is_placed:
             continue
+        # False marks a node on the path: to meet it again is a cycle.
         is_placed[start] = False
         path, rests = [start], [iter(inputs_of(start))]
         while path:

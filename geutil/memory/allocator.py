@@ -61,6 +61,7 @@ class Chunks:
             self._add_free(end)
         chunk.is_free = False
         self.in_use += chunk.size
+        # Growing memory counts whole regions, when they are added.
         if not self._grows:
             self.extent = max(self.extent, chunk.address + chunk.size)
         return chunk

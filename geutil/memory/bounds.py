@@ -208,8 +208,10 @@ def check_threads(threads: Any) -> None:
 
 def worst_of(program: Program, threads: int | None = THREADS) -> WorstCase:
     """Return the most that a program can hold under any schedule; see `worst_case`."""
+    # An allocator of chunks rounds up each request.
     rounded = rounded_up if program.device.allocator else int
     nodes = [
+        # In the worst case, all iterations that may run at once do.
         node.changed(temporary=rounded(node.temporary + node.surge), surge=0)
         for node in program.nodes
     ]
@@ -316,6 +318,7 @@ class _States:
             if bound - self._most <= 0.002 * bound:
                 return
             self._adjust_shares(started, ended, 1.0 / (1 + round_ // 2))
+            # A price is needed only where more nodes run than there are threads.
             if self._threads is None or (price == 0 and running <= self._threads):
                 continue
             low, high = (price, high) if running > self._threads else (low, price)
@@ -381,6 +384,7 @@ class _States:
         order = [i for i in self._usual if ended[i]]
         running = [i for i in self._usual if started[i] and not ended[i]]
         made = {i: sum(sizes[t] for t in nodes[i].outputs) for i in running}
+        # Of the nodes that may run at once, the threads run those that add most.
         running.sort(key=lambda i: -(nodes[i].temporary + made[i]))
         running = running[: self._threads]
         buffers = Buffers(self._program)

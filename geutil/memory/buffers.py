@@ -73,6 +73,7 @@ class Buffers:
         for tensor, source in pairs:
             self.buffer[tensor] = source
             holders[source] += reads[tensor]
+        # The first output is the new value, with a buffer only beside the old one.
         if node.updates:
             self._renew(node)
             outputs = outputs[1:]
@@ -82,6 +83,7 @@ class Buffers:
                 self.born[tensor] = self._step
                 self.held += sizes[tensor]
                 holders[tensor] = reads[tensor]
+                # An output without a reader lives as long as its node runs.
                 if not reads[tensor]:
                     unread.append(tensor)
         if unread:
@@ -102,6 +104,7 @@ class Buffers:
             holders[source] -= 1
             if not holders[source]:
                 unread.append(source)
+                # A variable has its one buffer again once its old value was read.
                 for renewed in self._awaiting.pop(source, ()):
                     self._waits[renewed] -= 1
                     if not self._waits[renewed]:
@@ -131,13 +134,16 @@ class Buffers:
         sizes, reads, holders = self._sizes, self.reads, self.holders
         pairs = self.shared(node) if node.aliases or node.reuses else ()
         shared = {tensor for tensor, _ in pairs}
+        # A buffer that an output takes over lives on with the readers of that.
         passed_on = {source for tensor, source in pairs if reads[tensor]}
         growth = 0
         for tensor in node.outputs:
+            # An output that nobody reads is gone when the node has run.
             if reads[tensor] and tensor not in shared:
                 growth += sizes[tensor]
         if node.updates and any(holders[self.buffer[t]] for t in node.updates):
             growth += sizes[node.outputs[0]]
+        # A node may read a buffer several times: all reads left have to be its own.
         counts: dict[int, int] = {}
         for tensor in node.inputs:
             source = self.buffer[tensor]
@@ -233,6 +239,7 @@ class Simulation:
         for step, node in enumerate(nodes[i] for i in self.order):
             if node.temporary:
                 made[step].append((-1, node.temporary))
+                # A kernel frees its scratch before the executor lets go of its inputs.
                 freed[step].insert(0, -1)
         moves = zip(made, freed, strict=True)
         always = self.program.variables or (self.program.variable_bytes,)
@@ -428,6 +435,7 @@ class _AnyOrder:
         for tensor, maker in self._program.makers.items():
             size, shared = self._program.sizes[tensor], self._shared[tensor]
             if size and tensor not in renewed and shared.tensor == tensor:
+                # A fetched tensor stays; one without a reader goes with its maker.
                 last = () if shared.fetched else tuple(shared.last) or (maker,)
                 yield ProgramBuffer(tensor, size, maker, last)
 
@@ -459,6 +467,7 @@ def _with_ends(
     masks_behind: dict[int, dict[int, int]] = {}
     for place, buffer in enumerate(buffers):
         if len(buffer.last) > 1:
+            # Only a node that comes after the latest reader can depend on all of them.
             latest = max(buffer.last, key=position.__getitem__)
             mask = sum(1 << i for i in buffer.last)
             masks_behind.setdefault(latest, {})[place] = mask

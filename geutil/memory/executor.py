@@ -144,6 +144,7 @@ class _Thread:
             if expensive >= 0:
                 self.pool.appendleft(expensive)
             expensive = i
+        # As in TensorFlow: a thread without cheap nodes keeps the last expensive one.
         if expensive >= 0:
             (self.pool.appendleft if self._inner else self._inner.append)(expensive)
 
@@ -381,6 +382,7 @@ def simulate(
         >>> simulate(Program([x, y, z], sizes=[100, 100, 100], fetched=[2])).held
         [100, 200, 200]
     """
+    # A pipeline has its order already: that of its schedule.
     if isinstance(program, Pipeline):
         if order is not None or seed is not None:
             raise PlanError(

@@ -202,6 +202,7 @@ class CalledFunctions:
         piled = {op: called.results for op, called in calls.items()}
         returned = _returned_lists(body, piled)
         forwarded = _forwarded(body)
+        # The caller counts results, and one that is an argument has the buffer of that.
         results = sum(
             max(program.sizes[tensor], returned.sizes.get(i, 0))
             for i, tensor in enumerate(program.fetched)
@@ -248,6 +249,7 @@ def _of_loop(
     if times is not None:
         most = min(most, times)
     usual = min(most, ITERATIONS)
+    # Lists of unknown length are left out, of which the report warns by this name.
     here = (op.name,) if times is None and piled.lists else ()
     return replace(
         once,

@@ -212,11 +212,13 @@ class Program:
             inputs = [across(t, is_here) for t in node.inputs]
             aliases, reuses = node.aliases, node.reuses
             if is_here:
+                # An input of another device has no buffer here to be taken over.
                 if received is None:
                     aliases = [p for p in aliases if inputs[p[1]] in own]
                     reuses = [p for p in reuses if inputs[p[1]] in own]
                 node = node.changed(inputs=inputs, aliases=aliases, reuses=reuses)
             else:
+                # Reversed, so that an alias wins over a reuse for the same output.
                 passed = dict(reversed((*aliases, *reuses))) if in_place else {}
                 node = Node(
                     node.name,
@@ -322,6 +324,7 @@ class Program:
                 node = nodes[i] = node.changed(inputs=inputs)
             if len(inputs) == 1 and len(node.aliases) == len(node.outputs) == 1:
                 (view,) = node.outputs
+                # A view with control inputs orders its readers, so it stays.
                 if view not in apart and not node.controls:
                     views.add(i)
                     shown[view] = inputs[0]

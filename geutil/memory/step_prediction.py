@@ -114,6 +114,7 @@ def predict(
         2000000
     """
     if order is not None:
+        # The order names the ops of the graph, of which Grappler would remove some.
         step = executed_step(
             ys_or_fetches, feeds, shapes, False, device=device, merges=False
         )
@@ -449,9 +450,11 @@ class _BatchSearch:
         limit, points = self._limit, self._points
         nearest = sorted(points, key=lambda batch: abs(points[batch] - limit))[:2]
         for ends in (nearest, [fits, too_large]):
+            # Where the bytes bend, a line may meet the limit outside of the range.
             line = self._meets_limit(ends)
             if line is not None and (line >= fits or not fits) and line < too_large:
                 return min(max(int(line), fits + 1), too_large - 1)
+        # Nothing was too large so far: the largest size may settle it.
         return too_large - 1 if is_open else (fits + too_large) // 2
 
     def _meets_limit(self, ends: list[int]) -> float | None:

@@ -502,6 +502,7 @@ def _draw_curves(axes: Any, timelines: Labelled) -> None:
         axes.fill_between(places, sizes, step="post", color=colour, alpha=0.15)
         _mark_peak(axes, timeline, scale, colour)
     tallest = max(timeline.peak for _, timeline in timelines)
+    # An axis from 0 to 0 would have no height.
     axes.set_ylim(0, max(tallest / 1e6, 1e-6) * 1.15)
     axes.margins(x=0.01)
     axes.set_xlabel("ops in order of execution" + (", %" if compared else ""))

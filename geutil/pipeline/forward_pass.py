@@ -79,6 +79,7 @@ def read_source(
             f"'{stray.name}' is behind the loss and in no stage; pass the partition "
             f"of '{loss.name}'"
         )
+    # An op is split if one that it depends on is: that has to come first.
     own = _of_each(adjacency.topological_sort(behind), wholes)
     if loss.op not in own:
         raise TransformError(
@@ -92,6 +93,7 @@ def read_source(
                 f"'{op.name}' ({op.type}) depends on the micro-batch and {why}"
             )
         stages[stage_of[op]].append(op)
+    # The rehearsal copies the pass: checks that name the op at fault come before.
     _rehearse(behind, own, wholes, micro_batches)
     received = [
         IdentitySet(
@@ -126,6 +128,7 @@ def _wholes(inputs: Any, micro_batches: int) -> IdentityMap[Tensor]:
     pairs = []
     for item in as_list(inputs):
         is_pair = isinstance(item, tuple) and len(item) == 2
+        # A tensor alone is that of the whole batch, of which each copy reads a part.
         part, whole = item if is_pair else (item, item)
         part = types.dereference(part)
         for tensor in (part, whole):
@@ -152,6 +155,7 @@ def _check_batch(part: Tensor, whole: Tensor, micro_batches: int) -> None:
             "inputs, and all micro-batches read it"
         )
     batch = whole.shape[0]
+    # The size of an open batch is known only when the step runs.
     if batch is not None and batch % micro_batches:
         raise TransformError(
             f"'{whole.name}' has a batch of {batch}, which {micro_batches} "
@@ -208,12 +212,14 @@ def _why_not_copied(op: Operation) -> str | None:
             "is in a loop or conditional of version 1, which is not split into stages; "
             "build it with tf.compat.v1.enable_control_flow_v2()"
         )
+    # An Identity of a reference reads the variable, and changes nothing.
     if any(types.is_reference(t) for t in op.inputs) and op.type != "Identity":
         return (
             "reads or changes a variable of version 1, so it would do so for each "
             "micro-batch; build the graph with use_resource=True, and changes outside "
             "of the forward pass"
         )
+    # These are stateful, and yet may run again for each micro-batch.
     known = _draws(op) or op.type in _READS or op.type == "Assert"
     if types.is_stateful(op) and not known:
         return (
@@ -231,6 +237,7 @@ def _rehearse(
     micro_batches: int,
 ) -> None:
     """Refuse a forward pass whose copy in another graph takes no micro-batch."""
+    # If every part is a tensor of its own, the graph is that of a micro-batch already.
     if not any(part is whole for part, whole in wholes.items()):
         return
     graph = creation.new_graph()

@@ -378,6 +378,7 @@ class _StepBuilder:
                     continue
                 is_backward, batch = waiting[s][0]
                 before = s + 1 if is_backward else s - 1
+                # A pass reads tensors of the one before it in its direction.
                 if before not in stages or (before, batch, is_backward) in done:
                     waiting[s].popleft()
                     self._build_pass(s, batch, is_backward)
@@ -393,6 +394,7 @@ class _StepBuilder:
             end = tf.raw_ops.NoOp(name="end")
         creation.add_control_edges(end, list(dict.fromkeys(ends)))
         self._gates[stage] = (end,)
+        # The passes of one micro-batch stand for those of all.
         if not batch:
             ops = state.ops_since(self._graph, count)
             self.passes[stage, is_backward] = tuple(ops)
@@ -469,12 +471,14 @@ class _StepBuilder:
             again = replace(now, scope=f"{now.scope}/{RECOMPUTED}")
             read, copy_of = self._again(again)
         targets, seeds = self._seeds(now, copy_of)
+        # No gradient comes back to this stage, and the loss is in another one.
         if not targets:
             return []
         by = [t for t in source.received[now.stage] if runtime.is_differentiable(t)]
         received = [read[t] for t in by]
         places = source.used[now.stage]
         xs = [*received, *(self._xs[i] for i in places)]
+        # The stages before differentiate their own part: the walk has to end here.
         options = {"stop_gradients": received} if received else {}
         with now.inside(), self._graph.device(None):
             gradients = runtime.plain_gradients(
@@ -484,6 +488,7 @@ class _StepBuilder:
         with now.inside():
             for t, gradient in zip(by, gradients, strict=False):
                 if gradient is not None:
+                    # Another stage waits for it and adds it to others, as one tensor.
                     dense = tf.convert_to_tensor(gradient)
                     incoming[t] = [*incoming.get(t, ()), dense]
                     ends.append(dense.op)
@@ -520,6 +525,7 @@ class _StepBuilder:
                     seeds.append(tf.add_n(waiting) if waiting[1:] else waiting[0])
                 targets.append(copy_of(t))
         if now.stage == source.loss_stage:
+            # With `mean`, the loss is the mean of those of the micro-batches.
             with now.inside():
                 one = tf.constant(self._weight, source.loss.dtype, name="weight")
             seeds.append(now.wait(one))
@@ -556,6 +562,7 @@ class _StepBuilder:
                     parts.append(tf.IndexedSlices(values, indices, part.dense_shape))
                 else:
                     parts.append(end.wait(part))
+        # As in `tf.gradients`: an x that no stage uses has no gradient.
         if not parts:
             return None
         with ends[0].inside():

@@ -286,6 +286,7 @@ class _Line:
         for op in self._ops:
             before = [*(t.op for t in op.inputs), *adjacency.control_inputs(op)]
             is_root = op.type in roots
+            # A placeholder of data moves to its readers, and the ops on it do not.
             if op.type in op_types.PLACEHOLDERS and not is_handle(op):
                 data.add(op)
             reads_only = op.type == "ReadVariableOp" or not any(map(is_handle, before))
@@ -525,6 +526,7 @@ def place(ops: Any, device: str) -> Placement:
     listed = adjacency.graph_order(conversions.make_list_of_op(ops))
     graph = conversions.graph_of_all(listed)
     inside = frozenset(listed)
+    # TensorFlow runs the readers of a variable only where that is.
     left = [
         op
         for op in listed

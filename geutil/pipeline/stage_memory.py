@@ -334,6 +334,7 @@ def _is_trained(tensor: Tensor) -> bool:
 def _piece(op: Operation, pieces: Mapping[Operation, int]) -> int:
     """Return the piece of an op, or of the op that a gradient op is colocated with."""
     met: set[Operation] = set()
+    # Ops may be colocated with each other, or be on a loop.
     while op not in pieces and op not in met:
         met.add(op)
         names = colocation_names(op)
@@ -376,6 +377,7 @@ def _kept_and_working(
         if is_forward[maker[tensor]] and not is_forward[last]:
             kept[place[maker[tensor]]] += program.sizes[tensor]
             changes[born] += program.sizes[tensor]
+            # The last reader still holds the buffer while it runs.
             changes[freed + 1] -= program.sizes[tensor]
     besides = np.array(run.held) - np.cumsum(changes)[:-1]
     working = np.zeros(count)
@@ -391,6 +393,7 @@ def _inputs(
     """Return the tensors between pieces: bytes, who makes and who reads them."""
     found = []
     for op, made in piece_of.items():
+        # `_without` counts the results that micro-batches share.
         made_sizes = () if op in shared else sizes.get(op.name, ())
         for t, size in zip(op.outputs, made_sizes, strict=False):
             pieces = {piece_of[r] for r in adjacency.consumers(t) if r in piece_of}

@@ -83,6 +83,7 @@ class ReroutePlan:
                 for edge in self.edges_reading(old):
                     if may_modify(edge[0]):
                         changes.setdefault(edge, new)
+        # All at once: an edge that was redirected is not to be redirected again.
         for edge, source in changes.items():
             self.set_input(edge, source)
         return len(changes)

@@ -207,6 +207,7 @@ def replace_inputs(view: SubGraphView, inputs: list[Tensor]) -> None:
     position = index_by_identity(view.inputs)
     passing = index_by_identity(view.passthroughs)
 
+    # A passthrough is an input and an output: it changes as both.
     def successor(t: Tensor) -> Tensor:
         return inputs[position[id(t)]] if id(t) in passing and id(t) in position else t
 
@@ -401,6 +402,7 @@ def detach(
         control_inputs, control_outputs, control_ios
     )
     view = queries.make_view(sgv)
+    # One plan for all ends: a refusal at an output leaves the inputs as they are.
     plan = ReroutePlan(view.graph)
     planned_inputs = _plan_detached_inputs(plan, view)
     _, planned_outputs = _plan_detached_outputs(plan, view)

@@ -47,17 +47,20 @@ def apply_replacement(
     """Replace the outputs of an op."""
     liveness = territory.liveness
     graph, where = root.graph, f"rule '{name}' at '{root.name}'"
+    # A refusal has to come before `build` makes ops, which TensorFlow cannot delete.
     state.check_editable(graph, [*ops, *liveness.readers(root)])
     count = state.count_ops(graph)
     awaited = _awaited(ops)
     with creation.surroundings_of(root, awaited):
         result = build()
         if not isinstance(result, str):
+            # A root without outputs is only waited for: its stand-in is an op.
             stand_in = [result] if not root.outputs and types.is_op(result) else []
             pairs = _pairs(where, root, None if stand_in else result)
             pairs = _ordered(pairs, frozenset(state.ops_since(graph, count)), awaited)
     new_ops = state.ops_since(graph, count)
     if isinstance(result, str):
+        # Ops of a `build` that gave up stay in the graph: they are no readers.
         liveness.abandon(new_ops)
         return result
     if not pairs and root.outputs:
@@ -66,6 +69,7 @@ def apply_replacement(
     try:
         return _move(root, ops, pairs, new_ops, stand_in or awaited, territory)
     except CycleError as error:
+        # A cycle refuses this match alone; any other error is a fault of the rule.
         liveness.forget(t.op for op in new_ops for t in op.inputs)
         liveness.abandon(new_ops)
         return str(error)
@@ -182,12 +186,14 @@ def _dead(
 ) -> list[Operation]:
     """Return the replaced ops that nobody will read, the root first."""
     liveness = territory.liveness
+    # A root that its replacement reads, or that keeps a reader, lives on.
     if any(
         op in replacement_ops
         or any(t.op is root and id(t) not in replaced for t in op.inputs)
         for op in liveness.readers(root)
     ):
         return []
+    # An op may come before its readers in `ops`, so one pass is not enough.
     dead = {root: None}
     while True:
         newly_dead = [

@@ -143,6 +143,7 @@ class RootTest:
             self.exact or len(producers) < len(self.inputs)
         ):
             return False
+        # The search finds who goes where: this test sorts out the impossible alone.
         if self.commutative:
             return all(
                 types is None or not types.isdisjoint(producers)

@@ -51,10 +51,12 @@ class History:
     def check(self, rule: Rule, match: Match) -> None:
         """Refuse an application that undoes one of the last 100 before it."""
         again = self._replaced_by.get((id(rule), match.root))
+        # The rule has retired this root before, so another application has revived it.
         if again is not None:
             reviver = self._made_by.get(match.root, again)
             raise _circle([again, reviver], match)
         parents = self._parents(match)
+        # A match of ops that were there from the start undoes nothing.
         if not parents:
             return
         signature = _signature(match)
@@ -272,6 +274,7 @@ class _Driver:
         for index, rule, finder in rules:
             candidate = finder.find(op, producers)
             if candidate is None:
+                # The op changed since it was refused: it is no match now.
                 if self._refused:
                     self._refused.pop((index, op), None)
                 continue
@@ -286,6 +289,7 @@ class _Driver:
             self._refused.pop((index, op), None)
             if not self._liveness.is_retired(op):
                 self._wrapped.add((index, op))
+            # One rule at a visit: the op, if it lives, is on the worklist again.
             return
 
     def _try(self, rule: Rule, match: Match) -> Applied | str:
@@ -293,6 +297,7 @@ class _Driver:
         reason = self._territory.protection(match.root) or rule.objection(match)
         if reason is not None:
             return reason
+        # A circle would reach the limit, whose message names no rule that is at fault.
         self._history.check(rule, match)
         if len(self._rewritten) >= self._limit:
             raise TransformError(self._over_limit(rule, match))

@@ -78,11 +78,13 @@ class Liveness:
         retired: list[Operation] = []
         first = adjacency.graph_order(dict.fromkeys(ops))
         replaced_ops = frozenset(first)
+        # Taken from the end: readers are retired before their producers are asked.
         queue = first
         while queue:
             op = queue.pop()
             if op in self._retired or self.readers(op) or self.waiting(op):
                 continue
+            # An op outside of the match may have effects or be fed, read or not.
             if spared(op) or (op not in replaced_ops and _must_stay(op)):
                 continue
             self._mark(op)
@@ -117,6 +119,7 @@ class Liveness:
             op = queue.pop()
             if op not in self._retired:
                 continue
+            # The known readers lack those that were retired when they were asked for.
             self.forget([op])
             if self.readers(op) or self.waiting(op):
                 edits.note_undo(

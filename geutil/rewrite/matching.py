@@ -80,6 +80,7 @@ class Finder:
         search = self._search
         if search.run(op):
             return Match(op, search.ops(), search.names, search.bound)
+        # The match without its constraints tells which of them fails.
         if search.constrained and search.run(op, strict=False):
             return search.objection(op)
         return None
@@ -147,6 +148,7 @@ def match(
     finder = Finder(compiled, territory)
     matches: list[Match] = []
     matched_ops: set[Operation] = set()
+    # From the last op on, as `rewrite` visits them: both take the same overlaps.
     for op in reversed(adjacency.topological_sort(listed)):
         if not is_anchor(compiled, op) or liveness.is_retired(op):
             continue

@@ -198,6 +198,7 @@ class Rule:
         result = self.check(match)
         if isinstance(result, str):
             return result
+        # A check that returns reasons may return None where it has none.
         if result is None or result:
             return None
         return f"{getattr(self.check, '__name__', 'check')}() is false"

@@ -33,8 +33,10 @@ def has_attribute(op: Operation, name: str, expected: Any) -> bool:
         return False
     if callable(expected):
         return bool(expected(value))
+    # TensorFlow returns text as bytes.
     if isinstance(value, bytes) and isinstance(expected, str):
         return value == expected.encode()
+    # TensorFlow returns a list, which no tuple equals.
     if isinstance(expected, tuple):
         expected = list(expected)
     return bool(value == expected)
@@ -124,6 +126,7 @@ class PatternSearch:
                 ways = self._ways(goal)
                 if ways is None:
                     break
+                # The first way is followed now; the others wait, the next one on top.
                 stack.extend(
                     (_onto(way, agenda), len(self._trail)) for way in ways[:0:-1]
                 )
@@ -196,6 +199,7 @@ class PatternSearch:
         if isinstance(node, AnyPattern | Leaf):
             return _MET if self._bind(node, tensor) else None
         if isinstance(node, Or):
+            # A choice that the pattern uses twice means one tensor.
             if not self._bind(node, tensor):
                 return None
             ways: list[tuple[Goal, ...]] = [
@@ -256,6 +260,7 @@ class PatternSearch:
         ways: list[tuple[Goal, ...]] = []
         tried: set[int] = set()
         for index, tensor in enumerate(tensors):
+            # An op may read one tensor twice: to try it again would fail again.
             if id(tensor) not in tried and self._is_possible(nodes[0], tensor):
                 tried.add(id(tensor))
                 rest = tensors[:index] + tensors[index + 1 :]
@@ -293,6 +298,7 @@ class PatternSearch:
             self._fail(node, element, words, predicate_name(where), constraint=True)
             return False
         self.bound[id(node)] = element
+        # The name goes with the binding that gave it, not with a later one.
         if name is not None and captured is None:
             self.names[name] = element
             self._trail.append((id(node), name))

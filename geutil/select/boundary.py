@@ -100,6 +100,7 @@ def check_cios(
         return control_inputs, control_outputs
     if control_outputs is not None:
         raise SelectionError("pass control_ios or control_outputs, not both")
+    # `control_ios` stands for both kinds of control edges.
     return True, control_ios
 
 

@@ -111,6 +111,7 @@ def get_unique_graph(
         if not isinstance(element, kinds):
             names = " or ".join(kind.__name__ for kind in kinds)
             raise ArgumentTypeError(f"expected {names}, got {type_name(element)}")
+        # An eager tensor is a tf.Tensor too, but it has no graph.
         if isinstance(element, tf.Tensor):
             types.require_tensor(element)
     graph = graph_of_all(listed)

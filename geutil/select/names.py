@@ -246,6 +246,7 @@ def layers_named(graph: Graph, name: str) -> tuple[Layer, ...]:
     calls = keras_calls.calls_in(graph)
     path = name.rstrip("/")
     fitting = [call for call in calls if call.path == path]
+    # A layer of exactly this path is meant, whatever others end in it.
     if not fitting:
         fitting = [call for call in calls if f"/{call.path}".endswith(f"/{path}")]
     layers = tuple(layer for _, layer in _pairs(graph, fitting))
@@ -297,6 +298,7 @@ def _tensors_of_keras(graph: Graph, item: Any, what: str) -> list[Tensor]:
         )
     layers = layers_of_keras(graph, item, what)
     behind = keras_calls.node_behind(item)
+    # A symbolic tensor stands for one result of its layer.
     if behind is not None and all(len(la.outputs) > behind[2] for la in layers):
         return list(IdentitySet(layer.outputs[behind[2]] for layer in layers))
     return list(IdentitySet(t for layer in layers for t in layer.outputs))
@@ -371,11 +373,13 @@ def scopes_meant(
     if isinstance(item, Layer):
         return (item.scope,)
     if isinstance(item, str):
+        # The slash tells a scope from a layer of the same name.
         if item.endswith("/"):
             return (item.rstrip("/"),)
         layers = [layer for g in graphs for layer in layers_named(g, item)]
         return tuple(dict.fromkeys(layer.scope for layer in layers)) or (item,)
     found, missing = [], None
+    # The layer may be in one of the graphs alone: all have to lack it for a refusal.
     for graph in graphs:
         try:
             found += layers_of_keras(graph, item, what)

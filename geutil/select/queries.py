@@ -206,6 +206,7 @@ def by_device(device: str) -> OpFilter:
             f"'{device}' is no device; write one like "
             "'/job:worker/replica:0/task:1/device:CPU:0', or a part of that"
         )
+    # No part to compare would pass every op, and "" asks for ops without a device.
     if not wanted:
         return lambda op: not op.device
 
@@ -224,6 +225,7 @@ def _device_parts(device: str) -> dict[str, str] | None:
     if match is None:
         return None
     parts = {name: value for name, value in match.groupdict().items() if value}
+    # TensorFlow takes the type of a device in either case.
     if "kind" in parts:
         parts["kind"] = parts["kind"].upper()
     return parts

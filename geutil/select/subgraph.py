@@ -176,6 +176,7 @@ class SubGraphView(Shown):
                 op = self._graph.get_operation_by_name(op_name)
             except (KeyError, ValueError):
                 op = None
+            # The graph may have the op outside of the view.
             if op is not None and id(op) in self._index("_ops"):
                 return op
         raise SelectionError(f"no op '{op_name}' in {self!r}")
@@ -260,6 +261,7 @@ class SubGraphView(Shown):
         if new_input_indices is not None:
             chosen = _listed(new_input_indices)
             indices = [self._place("_input_ts", i, "an input") for i in chosen]
+            # As in contrib.graph_editor: an output may be repeated, an input may not.
             if len(set(indices)) != len(indices):
                 raise SelectionError(f"an input may be listed once only, got {indices}")
             result._input_ts = [self._input_ts[i] for i in indices]

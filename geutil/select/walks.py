@@ -66,6 +66,7 @@ def get_forward_walk_ops(
             if stops and id(t) in stops:
                 continue
             readers = t.consumers()
+            # From some edges on, TensorFlow returns them in the order of addresses.
             if len(readers) > 1:
                 readers.sort(key=creation_index)
             for reader in readers:
@@ -277,6 +278,7 @@ def _start(
         else set(conversions.make_list_of_op(within_ops, allow_graph=False))
     )
     listed = seeds if is_graph(seeds) else as_list(seeds)
+    # Seeds are all ops or all tensors, so the first one tells which.
     if not is_graph(listed) and listed and is_tensor(listed[0]):
         ops = ops_of_tensors(listed)
     else:

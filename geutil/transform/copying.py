@@ -187,7 +187,9 @@ def graph_replace(
             f"none of {[t.name for t in targets]} depends on any of "
             f"{[t.name for t in replaced]}; check the direction, or swap the arguments"
         )
+    # A copy in another graph can read none of the originals, so all ops come along.
     needed = [op for op in behind if op in dependent or dst_graph is not graph]
+    # An op that shares a stack or an array with these need not be behind a target.
     needed += adjacency.graph_order(dependent.difference(behind))
     _, info = copy_replacing(
         queries.make_view(v1_control_flow.whole_loops(graph, needed)),
@@ -200,6 +202,7 @@ def graph_replace(
 
     def result(t: Tensor) -> Tensor:
         replaced_by = replacements.get(t)
+        # A target that is itself replaced has no copy.
         if replaced_by is not None:
             return replaced_by
         return info.transformed(t, lambda original: original)
@@ -253,6 +256,7 @@ def _replacements(replacements: Replacements) -> IdentityMap[Tensor]:
                 "expected a mapping from tensor to tensor, or pairs of tensors, got "
                 f"{types.type_name(pair)}"
             )
+        # A tensor cannot be the key of a dict, but its `ref()` can.
         key = types.dereference(pair[0])
         types.require_tensor(key)
         types.require_tensor(pair[1])

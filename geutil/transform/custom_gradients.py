@@ -129,11 +129,13 @@ def _is_eager(tensor: Any) -> bool:
 
 def _namesake(outside: Any, graph: Graph, origin: Graph | None, op_name: str) -> Tensor:
     """Return the tensor of a body for one that a closure reads."""
+    # A closure may also read numbers and eager tensors, which are in no graph.
     if not types.is_tensor(outside) or _is_eager(outside):
         return tf.convert_to_tensor(outside)
     if outside.graph is graph:
         return outside
     inside = outside
+    # The tensor may come from around the body, which then holds it by a capture.
     if origin is not None and outside.graph is not origin:
         captures = gradient_functions.captures_of(origin)
         inside = next((i for o, i in captures if o is outside), outside)
@@ -143,6 +145,7 @@ def _namesake(outside: Any, graph: Graph, origin: Graph | None, op_name: str) ->
             f"'{outside.name}' of another graph; pass that to what "
             "tf.custom_gradient wraps"
         )
+    # A body that was made anew gives its arguments other names: their places stay.
     for place, argument in enumerate(origin.inputs):
         if argument is inside:
             return graph.inputs[place]
@@ -169,6 +172,7 @@ def _rebuilt(
     def final(leaf: Any) -> Any:
         if not types.is_tensor(leaf):
             return leaf
+        # A gradient may return a tensor from outside as it is.
         return carried[leaf] if leaf.graph is body else copy_of(leaf)
 
     flat = tf.nest.flatten(results, expand_composites=True)
@@ -229,6 +233,7 @@ def _traced(op: Operation, gradient: str, grads: Iterable[Tensor | None]) -> _Tr
     read = types.IdentitySet(t for o in body.get_operations() for t in o.inputs)
     for leaf in tf.nest.flatten(results, expand_composites=True):
         read.add(leaf)
+    # A capture that nothing reads needs no copy, and may have none.
     captures = gradient_functions.captures_of(body)
     return _Traced(body, stand_ins, results, [c for c in captures if c[1] in read])
 
@@ -263,6 +268,7 @@ def _copy_of(
             return tf.convert_to_tensor(outside)
     copy = copies.get(outside)
     if copy is None:
+        # In the graph of the original, the copy can read the original tensor.
         if outside.graph is source and copy_graph is not source:
             raise TransformError(
                 f"the gradient of '{op.name}' reads '{outside.name}', which was not "
@@ -284,6 +290,7 @@ def _carry_over(
     stand_ins = {t.op for t in inputs}
     ops = [op for op in body.get_operations() if op not in stand_ins]
     carried = MutableIdentityMap(inputs.items())
+    # A gradient that only hands tensors on has no ops, and an empty view is refused.
     if ops:
         scope = types.scope_finalize(graph_.get_name_scope())
         _, info = copy_replacing(

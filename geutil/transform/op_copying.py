@@ -53,6 +53,7 @@ def adapt_node(info: TransformState, op: Operation, node_def: Any) -> None:
     own, and colocation is left for `finish_copies`.
     """
     attributes = node_def.attr
+    # The importer refuses an op that is colocated with one that it does not know.
     if COLOCATION in attributes:
         info.colocated[op] = list(attributes[COLOCATION].list.s)
         del attributes[COLOCATION]
@@ -114,6 +115,7 @@ def _set_colocation(info: TransformState) -> None:
         return
     by_name = {op.name: op_.name for op, op_ in info.copied.items()}
 
+    # In another graph there is no original to be colocated with.
     def rename(name: str) -> str | None:
         return by_name.get(name, name if info.same_graph else None)
 
@@ -144,6 +146,7 @@ def whole_contexts(info: TransformState) -> list[v1_control_flow.ContextMembers]
         missing = v1_control_flow.first_gap(members, info.ops)
         if missing is None and v1_control_flow.can_copy_context(members.context):
             whole.append(members)
+        # Only a loop has to be whole: part of a conditional has no frame.
         elif missing is not None and v1_control_flow.is_loop(members.context):
             _check_loop_part(info, members, missing)
     return whole
@@ -158,6 +161,7 @@ def check_replacements(
         lives = output_while_context(t_.op)
         for op in conversions.get_consuming_ops([t]):
             reads = reading_while_context(op)
+            # A copied loop has its own frame, with no tensors of the original in it.
             if op not in info.ops or (reads is lives and id(reads) not in copied):
                 continue
             inside = where(reads).replace("in ", "in the copy of ", 1)
@@ -211,6 +215,7 @@ def copy_contexts(
         return
     copies: dict[int, Any] = {}
     context_ids = {id(members.context) for members in whole}
+    # The copy of an outer context brought its inner ones along.
     for members in whole:
         if id(members.context) in copies:
             continue
@@ -368,6 +373,7 @@ class _Inputs:
                 node_def.input[index] = self._outside_name(t)
             elif self._names is not None:
                 node_def.input[index] = f"{self._names[t.op]}:{t.value_index}"
+        # Control inputs come behind the tensors.
         if len(node_def.input) > len(tensors):
             del node_def.input[len(tensors) :]
             controls = adjacency.control_inputs(op)
@@ -377,6 +383,7 @@ class _Inputs:
             node_def.input.extend(
                 f"^{self.name(control)}" for control in inner_controls
             )
+            # The others are connected after the import, which knows the copies alone.
             if len(inner_controls) < len(controls):
                 self._loose_controls.append(op)
 
@@ -406,8 +413,10 @@ def transform_ops_one_by_one(
             info.loose_controls.append(op)
         for t, t_ in zip(op.outputs, outputs_, strict=False):
             info.transformed_ts[t] = t_
+            # A result that the handler made may have another shape than a copy.
             if t_.op is not info.copied.get(op):
                 info.handled_ts.append(t)
+    # By now the producers of the edges that close loops are there.
     for op, index, t in info.cyclic_ts:
         creation.set_new_input(info.transformed_ops[op], index, info.transformed_ts[t])
 

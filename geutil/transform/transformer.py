@@ -185,6 +185,7 @@ def copy_op_handler(
     node_def.name = name
     if nodedef_fn is not None:
         node_def = nodedef_fn(node_def)
+        # The shapes of the original may not hold for a node that a caller altered.
         info.altered_ops.append(op)
     op_ = creation.make_op(info.graph_, node_def, new_inputs)
     if copy_shape:
@@ -289,6 +290,7 @@ class Transformer:
             copy_replacing,
         )
         info.transform_original_op_handler = self.transform_original_op_handler
+        # A refusal has to come before anything is named or made.
         whole_contexts = self._check(info)
         if info.scope_ and not reuse_dst_scope:
             scope_ = types.absolute_unique_name(dst_graph, info.scope_[:-1])
@@ -301,6 +303,7 @@ class Transformer:
         op_copying.connect_control_inputs(
             info, self.transform_control_input_handler, info.loose_controls
         )
+        # Contexts name their ops: the copies of these have to be there.
         op_copying.copy_contexts(info, whole_contexts)
         self._assign_collections(info)
         return _transformed_view(info), TransformerInfo(info)
@@ -326,11 +329,13 @@ class Transformer:
         handler: Any = self.transform_op_handler
         outside = functools.partial(self._transform_outside, info)
         options: dict[str, Any] = {}
+        # Such a partial adds nothing but options, which a bulk copy can follow.
         if type(handler) is functools.partial and not handler.args:
             handler, options = handler.func, dict(handler.keywords)
         if handler is copy_op_handler:
             copy_shape = options.pop("copy_shape", False)
             nodedef_fn = options.pop("nodedef_fn", None)
+            # An option that is left is unknown: the handler itself refuses it.
             if not options and copy_ops_in_bulk(
                 info, outside, self._control_inputs_are_copied, nodedef_fn
             ):
@@ -351,6 +356,7 @@ class Transformer:
             else:
                 t_ = self.transform_external_hidden_input_handler(info, t)
             t_ = _checked(info, t, t_)
+        # A replaced tensor of the view has a copy, which is not to be hidden.
         if t.op not in info.ops and t not in info.transformed_ts:
             info.outside_ts.append(t)
             info.transformed_ts[t] = t_
@@ -363,6 +369,7 @@ class Transformer:
                 resource_variables.carry_variables(
                     info.graph, info.graph_, info.copied_name, info.collection_name
                 )
+            # Without collections, the walk over all ops would find nothing.
             if not info.collections:
                 return
         for op, op_ in info.transformed_ops.items():
@@ -387,6 +394,7 @@ def copy_replacing(
     copier = Transformer()
     if not keep_control_inputs:
         copier.transform_control_input_handler = lambda info, op: None
+    # The default would put placeholders in the place of tensors that can be read.
     copier.transform_external_input_handler = keep_t_if_possible_handler
     copier.replacements = replacements
     return copier(view, dst_graph, dst_scope, src_scope, reuse_dst_scope)
@@ -398,6 +406,7 @@ def _checked(info: TransformState, t: Tensor, t_: Any) -> Tensor:
         raise TransformError(
             f"{types.type_name(t_)} cannot stand in for '{t.name}'; pass a tf.Tensor"
         )
+    # A reference to a variable and its value are read alike.
     if t_.dtype.base_dtype != t.dtype.base_dtype:
         raise TransformError(
             f"'{t_.name}' ({t_.dtype.name}) cannot stand in for '{t.name}' "

@@ -278,11 +278,13 @@ class Problem:
             >>> Problem.from_json(Problem([1, 2], [3, 4], [(0, 1)]).to_json()).times
             (1.0, 2.0)
         """
+        # No path begins with a brace, and JSON of an object does.
         is_text = isinstance(source, str) and source.lstrip().startswith("{")
         text = str(source) if is_text else Path(source).read_text(encoding="utf-8")
         try:
             document = json.loads(text)
             nodes = sorted(document["nodes"], key=lambda node: node["id"])
+            # Older versions of networkx write "links".
             edges = document["edges"] if "edges" in document else document["links"]
             times = [node["time"] for node in nodes]
             sizes = [node["size"] for node in nodes]

@@ -153,6 +153,7 @@ class _Solver:
         """Return the best schedule, from some runs on and from orders of low peak."""
         problem, options = self._problem, self._options
         starts = [*found]
+        # The order of a step is good: with `found`, no other is tried.
         if not (found and options.is_step):
             starts += _orders(problem, options.reorder)
         self._consider(starts[0])
@@ -163,6 +164,7 @@ class _Solver:
         if self._best is not None:
             status = "optimal" if self._is_within(_CLOSE) else "feasible"
         elif self._budget < problem.least_budget:
+            # No schedule at all can hold less than the least budget.
             self._bound = math.inf
         return Schedule(
             problem,
@@ -454,6 +456,7 @@ def pareto(
         budgets = sorted((int(point) for point in points), reverse=True)
     if not budgets:
         raise PlanError("a curve needs a budget; pass how many, or a list of them")
+    # Where peaks are close together, budgets coincide.
     budgets = list(dict.fromkeys(budgets))
     found = (
         CurvePoint(budget, solve(problem, budget, **options)) for budget in budgets

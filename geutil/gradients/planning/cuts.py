@@ -147,6 +147,7 @@ def _sharing(
                 group = []
             group.append(t)
             groups[id(t)] = group
+    # A group is listed once for each of its tensors.
     return list({id(group): group for group in groups.values()}.values())
 
 

@@ -267,6 +267,7 @@ class CuttingSearch:
                 n = number[place] + step
                 if 0 <= n < len(self._places) and self._places[n] not in cuts:
                     yield (*cuts[:i], self._places[n], *cuts[i + 1 :])
+        # New cuts are many: they are tried only if all of them can be.
         if len(self._places) <= self._left:
             for place in self._places:
                 if place not in cuts:

@@ -242,6 +242,7 @@ def make_plan(
     number = {op: n for n, op in enumerate(ops)}
     segments = recomputation.segments
     bursts = [[number[op] for op in s.ops] for s in segments]
+    # Fetched ops come back from another device and do not run again.
     types = (op.type for s in segments for op in s.ops if op not in s.fetched)
     stages = [
         (number[op], stage) for op, stage in recomputation.stages.items() if stage >= 0

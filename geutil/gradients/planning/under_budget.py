@@ -160,6 +160,7 @@ def _share_of(value: object) -> float | None:
             return float(number) / 100 if percent and not rest.strip() else None
         except ValueError:
             return None
+    # True is an int by isinstance, and no share.
     if isinstance(value, float | int) and not isinstance(value, bool):
         return float(value)
     return None
@@ -263,6 +264,7 @@ class BudgetSearch:
         enough: int = 0,
     ) -> Trial:
         """Return the least peak if no op runs more than once again: "memory"."""
+        # The mode "memory" leaves updates out, which the trials here may count.
         trials = self._trials if self._updates == "none" else None
         if returns:
             trials = Trials(self._step, self._always, returns=returns, enough=enough)

@@ -241,6 +241,7 @@ class Run:
         gradients = self._arrived.setdefault(number, [])
         gradients.append(gradient)
         self._bytes[number] += self._bytes_of(gradient)
+        # Many large gradients are added up now, so that they are not all held.
         if len(gradients) >= self._count and self._bytes[number] > self._size:
             gradients[:] = [self._space.aggregate_fn(list(gradients))]
             self._bytes[number] = self._bytes_of(gradients[0])
@@ -382,6 +383,7 @@ class _Order:
                 made: list[Any] = function(*gradients)
                 return made
             given = (tensor_id(g) for g in gradients if g is not None)
+            # A gradient that was made after the last sum has waited for it already.
             if not any(self._waited.get(i) is last for i in given):
                 gradients = tuple(_late(g, last) for g in gradients)
             made = function(*gradients)

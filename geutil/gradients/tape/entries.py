@@ -163,6 +163,7 @@ class OpGradient:
                 "stop in front of it with tf.stop_gradient, or register one with "
                 "tf.RegisterGradient"
             ) from error
+        # TensorFlow has None for ops that it knows to have no gradient.
         if function is None:
             return [None] * self._inputs
         with (
@@ -180,6 +181,7 @@ class OpGradient:
     def _tell_shapes(self, gradients: Sequence[Any]) -> None:
         """Let gradients have the static shapes of the inputs that they belong to."""
         for t, gradient in zip(self._op.inputs, gradients, strict=False):
+            # The shape of a handle is not that of the variable behind it.
             if not isinstance(gradient, tf.Tensor) or t.dtype == tf.resource:
                 continue
             try:

@@ -169,12 +169,15 @@ def _as_large(op: Operation) -> bool:
 
 def _rows(op: Operation) -> Pairs:
     """Return (output, input) for outputs that are rows in the buffer of the input."""
+    # The first input of a Split is its axis.
     place = 1 if op.type == "Split" else 0
     whole = dims_of(op.inputs[place])
     if not whole or None in whole or not _rows_are_aligned(op, whole):
         return _NONE
+    # Parts along another axis are strewn over the buffer, so the kernel copies them.
     if op.type == "Unpack" and op.get_attr("axis") != 0:
         return _NONE
+    # These give one row, without its first axis.
     one = op.type == "Unpack" or (
         op.type == "StridedSlice" and op.get_attr("shrink_axis_mask") == 1
     )

@@ -187,9 +187,11 @@ def _merge_bias(graph: _NodeEdges, i: int) -> None:
     if bias.type == "BiasAdd":
         other = graph.maker[bias.inputs[0]]
         convolution = graph.nodes[other]
+        # Another reader would need the result without the bias.
         if convolution.type == "Conv2D" and graph.only_reader(bias.inputs[0]):
             graph.merge((i, other), _fused(convolution, bias))
     elif bias.type == "BiasAddGrad":
+        # The gradients of bias and filter read one tensor, and a kernel computes both.
         for other in graph.after[graph.maker[bias.inputs[0]]]:
             filters = graph.nodes[other]
             is_filter = filters.type == "Conv2DBackpropFilter"

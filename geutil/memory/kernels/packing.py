@@ -57,6 +57,7 @@ def caches_here() -> Caches:
         except OSError:
             continue
         known = re.fullmatch(r"(\d+)K", size)
+        # Caches of instructions hold no tensors.
         if kind != "Instruction" and known and int(level) <= len(sizes):
             sizes[int(level) - 1] = int(known[1]) << 10
     return Caches(*sizes)

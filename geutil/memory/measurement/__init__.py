@@ -25,6 +25,7 @@ _TAIL = 3000
 def run_in_child(job: Job, options: MeasureOptions) -> Measurement:
     """Run a job in a fresh process; raise MeasurementError if that fails."""
     with tempfile.TemporaryDirectory(prefix="geutil-measure-") as folder:
+        # The streams hold the log of TensorFlow, so the result comes by a file.
         job_path, result_path = Path(folder, "job"), Path(folder, "result")
         with job_path.open("wb") as file:
             pickle.dump((job, options), file)
@@ -68,9 +69,11 @@ def _last_words(finished: subprocess.CompletedProcess[bytes]) -> str:
     how = f"ended with status {code}"
     if code < 0:
         how = f"was killed by {signal.Signals(-code).name}"
+        # Windows has no SIGKILL.
         if -code == getattr(signal, "SIGKILL", None):
             how += " (out of memory?)"
     words = finished.stderr.decode(errors="replace").strip()
+    # The tail may begin within a line.
     tail = words[-_TAIL:].partition("\n")[2] if len(words) > _TAIL else words
     return f"the measuring process {how}; its last words:\n{tail}"
 

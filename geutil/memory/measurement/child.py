@@ -113,12 +113,14 @@ def unrecorded_transfers(run_metadata: Any) -> list[str]:
     for part in run_metadata.partition_graphs:
         carried = _carried(part.node, ran)
         for node in part.node:
+            # A `_Recv` of the client takes a feed, which no process sends.
             if node.op == "_Recv" and not node.attr["client_terminated"].b:
                 edge = node.attr["tensor_name"].s.decode()
                 sender = node.attr["send_device"].s.decode()
                 ends = (
                     device.partition("/device:")[0] for device in (sender, node.device)
                 )
+                # Within one process, tensors are handed over without a record.
                 is_far = len(set(ends)) > 1
                 if is_far and recorded[edge, node.device] < carried[node.name]:
                     lacking.add(edge)
@@ -305,8 +307,10 @@ def run(job: Job, options: MeasureOptions) -> Measurement:
     device = "GPU:0" if tf.config.list_logical_devices("GPU") else "CPU:0"
     step = _step(job, options)
     gc.collect()
+    # The process keeps the memory of the first step, so its growth counts from here.
     resident = resident_meter()
     step()
+    # Objects that the first step makes and keeps are no part of a step's peak.
     allocator = allocator_meter(device)
     seconds = tuple(timed(step) for _ in range(options.steps))
     allocator_peak, resident_peak = allocator(), resident()
@@ -352,6 +356,7 @@ def _configure(job: Job, options: MeasureOptions) -> None:
     if not options.grappler:
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     tf.config.set_soft_device_placement(True)
+    # TensorFlow has one CPU device by default, and the graph names more.
     if isinstance(job, GraphJob) and job.cpus > 1:
         (cpu,) = tf.config.list_physical_devices("CPU")
         tf.config.set_logical_device_configuration(

@@ -160,6 +160,7 @@ def _graph_job(
                 f"'{node.name}' ({node.op}) calls Python of this process; measure a "
                 "callable of an importable module that builds and runs the graph"
             )
+    # A handle leads to a resource of this process: the child makes one in its place.
     for node in graph_def.node:
         if node.name in handles:
             write_stand_in(node, handles[node.name])

@@ -268,11 +268,13 @@ def _buffers(
         for o in stats.output
     ]
     for used in stats.memory:
+        # A kernel of a GPU also takes memory of the host, measured on a CPU alone.
         on_gpu = _GPU_ALLOCATOR.match(used.allocator_name) is not None
         if on_gpu != (device == "GPU:0"):
             continue
         records = [(r.alloc_micros, r.alloc_bytes) for r in used.allocation_records]
         released: dict[int, list[int]] = {}
+        # Records name no buffer: of equal sizes, the first that came goes first.
         for micros, size in reversed(records):
             if size < 0:
                 released.setdefault(-size, []).append(micros)
@@ -371,6 +373,7 @@ def _bytes(output: Any) -> int:
     description = output.tensor_description
     elements = math.prod(dim.size for dim in description.shape.dim)
     dtype = tf.as_dtype(description.dtype) if description.dtype else tf.resource
+    # The shape of these tells nothing of their bytes.
     is_known = dtype not in (tf.resource, tf.variant, tf.string)
     return elements * int(dtype.size) if is_known else 0
 

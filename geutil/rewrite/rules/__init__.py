@@ -70,6 +70,7 @@ def swap_op(
         return function(**{name: match.get(name) for name in names})
 
     rule = Rule(pattern, from_captures, check, title)
+    # The rule compiles the pattern first, and reads the names when it is applied.
     names = list(dict.fromkeys(n.name for n in rule.compiled.nodes if n.name))
     return rule
 

@@ -179,6 +179,7 @@ def _fold(subgraph: _ConstantPart, root: Operation) -> Replaced:
         for c in adjacency.control_inputs(op)
     )
     members = {*subgraph.ops, *subgraph.constants}
+    # Ops that waited for an op outside asked for an order, which the constants keep.
     with root.graph.control_dependencies([c for c in awaited if c not in members]):
         return [
             tf.constant(value, tensor.dtype, name=scope_basename(root.name))

@@ -84,6 +84,7 @@ def _call(match: Match) -> Replaced:
     """Call the branch that runs."""
     op = match.root
     branch = "then_branch" if is_true(constant_value(match["pred"])) else "else_branch"
+    # The branches of an `If` may change state, those of a `StatelessIf` may not.
     call = (
         tf.raw_ops.StatefulPartitionedCall
         if op.type == "If"

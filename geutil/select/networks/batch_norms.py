@@ -259,6 +259,7 @@ def _mean_below(variance: Tensor) -> Tensor | None:
     if squares is None:
         return None
     for a, b in _differences(squares):
+        # The square is the same from either side.
         for candidate in (behind_shaping(b), behind_shaping(a)):
             if batch_mean(candidate) is not None:
                 return candidate

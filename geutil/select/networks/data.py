@@ -267,8 +267,10 @@ class InputsSeen:
     def add(self, name: str, given: Any, seen: str) -> None:
         """Take in the values of an input in a batch, of the type they are cast to."""
         values = np.asarray(given)
+        # Text has no range.
         if values.dtype.kind not in "biuf" and values.dtype.name != "bfloat16":
             return
+        # An empty batch has no least value.
         if not values.size:
             return
         self._given[name] = str(values.dtype), seen
@@ -292,6 +294,7 @@ def joined(
     results: Sequence[Mapping[str, Any]], error: type[GeutilError]
 ) -> dict[str, np.ndarray[Any, Any]]:
     """Return the results of batches as those of all samples, batch behind batch."""
+    # The results of one batch need no common axis: a scalar is one as well.
     if len(results) == 1:
         return dict(results[0])
     whole = {}

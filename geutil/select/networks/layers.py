@@ -169,14 +169,18 @@ def _einsum(op: Operation, origins: Origins) -> Layer | None:
     equation = op.get_attr("equation").decode().replace(" ", "")
     operands, _, result = equation.partition("->")
     labels = operands.split(",")
+    # An ellipsis, or a result that is not written, hides some of the axes.
     if "." in equation or not result or len(labels) != 2:
         return None
     weights = 1 if origins.of(op.inputs[0]) is None else 0
     data = 1 - weights
     channel, feature = result[-1], labels[data][-1]
     of_weights, of_data = labels[weights], labels[data]
+    # A label of both operands and the result is a batch axis, no channel of weights.
     if channel not in of_weights or channel in of_data or feature not in of_weights:
         return None
+    # A feature that is not summed makes no matrix product; a label that an operand has
+    # twice reads a diagonal.
     if feature in result or any(len(set(label)) < len(label) for label in labels):
         return None
     return Layer(

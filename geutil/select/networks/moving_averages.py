@@ -118,6 +118,7 @@ class MovingStatistics:
         """Return the variables that follow a fused norm's moments, if it reads none."""
         like = norm.op.inputs[1].shape
         shapes = [t.shape for t in norm.given]
+        # A fused norm that trains may be given empty moments, which it does not read.
         if all(s.rank == 1 and s.as_list() == like.as_list() for s in shapes):
             are_parameters = all(self._origins.is_parameter(t) for t in norm.given)
             return [] if are_parameters else None
@@ -217,6 +218,7 @@ def _readers_onwards(
             yield op, tensor
             if op in reached or op in stops:
                 continue
+            # Mixed with another tensor of the batch, it would be no statistic any more.
             if op.type in _UNARY or (
                 op.type in _BINARY
                 and all(
@@ -316,6 +318,7 @@ def _parts(value: Tensor, handle: Tensor) -> _Parts | None:
             parts.statistics.append(leaf)
         elif leaf.op.type == "ReadVariableOp" and leaf.op.inputs[0] is handle:
             parts.reads.append(leaf)
+        # Scalars and constants are the factors of the average.
         elif leaf.shape.rank != 0 and not batch_norms.is_constant(leaf):
             parts.others.append(leaf)
     return parts
@@ -330,6 +333,7 @@ def _linear_inputs(tensor: Tensor) -> list[Tensor]:
         return [op.inputs[0]]
     if op.type in _ARITHMETIC:
         return list(op.inputs)
+    # The first input of a select is its condition.
     if op.type in op_types.SELECTS:
         return list(op.inputs)[1:]
     return []

@@ -141,6 +141,7 @@ def difference(
     if mismatch is not None:
         inf = float("inf")
         return Difference(output, False, inf, inf, None, sample, None, mismatch)
+    # The maximum of an empty array would raise.
     if not a.size:
         return Difference(output, True, 0.0, 0.0, None, sample, None)
     absolute, relative, close = _distances(a, b, rtol, atol)
@@ -175,11 +176,13 @@ def _distances(
 ) -> tuple[Array, Array, Array]:
     """Return absolute and relative differences, and which are close enough."""
     apart = distances(a, b)
+    # Text and truth values are equal or not, without a distance.
     if not {a.dtype.kind, b.dtype.kind} <= {*"fciuV"}:
         return apart, apart, apart == 0
     with np.errstate(invalid="ignore", over="ignore"):
         size = np.abs(widened(b))
         allowed = atol + rtol * np.where(np.isfinite(size), size, 0.0)
+        # Integers are exact: no rounding excuses a difference.
         if a.dtype.kind in "iu":
             allowed = np.zeros_like(size)
         return apart, _ratio(apart, size), (apart == 0) | (apart <= allowed)

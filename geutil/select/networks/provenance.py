@@ -130,6 +130,7 @@ def _data_of(op: Operation, behind: set[Operation]) -> Operation | None:
         return None
     if op.type in DATA_SLOTS:
         return op.inputs[DATA_SLOTS[op.type]].op
+    # The data of a lookup are its indices; the other input is the table.
     if op.type in op_types.LOOKUPS:
         return op.inputs[1].op
     float_inputs = [t for t in op.inputs if t.dtype.is_floating and not is_reference(t)]
@@ -306,4 +307,5 @@ def reduced_axes(op: Operation) -> Sequence[int] | None:
     axes = tf.get_static_value(op.inputs[1])
     if rank is None or axes is None:
         return None
+    # A scalar has no axes to be counted from the end.
     return sorted({int(axis) % rank for axis in axes.reshape(-1)}) if rank else []
