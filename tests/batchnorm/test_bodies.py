@@ -7,12 +7,10 @@ import tensorflow as tf
 import geutil as ge
 from geutil import model
 from geutil.batchnorm import FoldReport, fold_batch_norms
-from geutil.bodies import function_bodies
 from geutil.errors import (
     FinalizedGraphError,
     FoldError,
     StaleGraphError,
-    TransformError,
 )
 from tests.settings import default_graph, evaluate, needs_eager
 
@@ -440,15 +438,20 @@ def test_functions_that_are_types_of_ops_are_refused(build):
     np.testing.assert_allclose(y, repeated(1), rtol=1e-5, atol=1e-6)
 
 
-def test_functions_that_cannot_be_opened_are_refused(monkeypatch):
-    def refuse(definition, library):
-        raise TransformError("'x' is a list of tensors")
-
-    monkeypatch.setattr(function_bodies, "flat_body", refuse)
-    graph, _ = imported(traced(Layer(False), builds=[call]))
+def test_functions_that_cannot_be_opened_are_refused():
+    made, _ = imported(traced(Layer(False), builds=[call]))
+    graph_def = made.as_graph_def()
+    # The function takes a list of tensors, of a length that each call tells.
+    (caller,) = (n for n in graph_def.node if n.op.endswith("PartitionedCall"))
+    caller.attr["f"].func.attr["N"].i = 1
+    (function,) = graph_def.library.function
+    function.signature.attr.add(name="N", type="int")
+    function.signature.input_arg[0].name = "x"
+    function.signature.input_arg[0].number_attr = "N"
+    graph = in_graph(graph_def)
     report = fold_batch_norms(graph)
     (entry,) = report.refused
-    assert "cannot be opened: 'x' is a list of tensors" in entry.reason
+    assert f"cannot be opened: 'x' of function '{entry.norm}' is a list" in entry.reason
     assert graph.get_operation_by_name(entry.op).type.endswith("PartitionedCall")
     with pytest.raises(FoldError, match="cannot be opened"):
         fold_batch_norms(graph, strict=True)

@@ -3,13 +3,13 @@
 import tensorflow as tf
 
 from geutil.bodies import inline_calls
-from geutil.bodies.inlining_plan import call_scope, is_automatic, readable
 from tests.bodies.calling import node_names
 from tests.bodies.test_inlining import concrete, placeholder, raw_call
 
 VECTOR = tf.TensorSpec([2], tf.float32)
 
 
+# Where the functions of two calls want the same names, they move into such scopes.
 READABLE = {
     "__inference_dense_layer_call_fn_1234": "dense_layer_call_fn",
     "__inference___call___240": "call",
@@ -22,6 +22,8 @@ READABLE = {
     "Layer_1": "Layer_1",
     "___": "call",
 }
+# Nodes of bodies: whether they get another number where their names are taken, rather
+# than a scope with the rest of the body.
 AUTOMATIC = {
     ("NoOp", "NoOp"): True,
     ("Identity_12", "Identity"): True,
@@ -31,6 +33,7 @@ AUTOMATIC = {
     ("conv1", "Conv2D"): False,
     ("Conv2D_1", "Conv2D"): True,
 }
+# Names and types of calls, and the scopes of their bodies where nothing is in the way.
 SCOPES = {
     ("PartitionedCall", "PartitionedCall"): "",
     ("StatefulPartitionedCall_3", "StatefulPartitionedCall"): "",
@@ -45,10 +48,82 @@ SCOPES = {
 }
 
 
-def test_names_of_functions_and_scopes_of_calls():
-    assert {name: readable(name) for name in READABLE} == READABLE
-    assert {case: is_automatic(*case) for case in AUTOMATIC} == AUTOMATIC
-    assert {case: call_scope(*case) for case in SCOPES} == SCOPES
+def calling(calls, function="function", node=None, before=()):
+    """Return the names of the nodes that calls of one function become.
+
+    Args:
+        calls: the name and the type of each; types other than TensorFlow's own are
+            functions, as files of version 1 have them.
+        function: the name of the function that the others call.
+        node: the name and the type of a node that its body gets besides "a" to "e".
+        before: names that are taken.
+    """
+    graph_def = tf.compat.v1.GraphDef()
+    graph_def.node.add(name="x", op="Placeholder").attr["dtype"].type = FLOAT
+    for name in before:
+        graph_def.node.add(name=name, op="Placeholder").attr["dtype"].type = FLOAT
+    called = {op if op not in CALLS else function for _, op in calls}
+    for name in called:
+        definition = graph_def.library.function.add()
+        signature = definition.signature
+        signature.name = name
+        signature.input_arg.add(name="x", type=FLOAT)
+        signature.output_arg.add(name="y", type=FLOAT)
+        definition.ret["y"] = "a:y:0"
+        bodies = [(letter, "Neg") for letter in "abcde"] + [node] * bool(node)
+        for inner, op in bodies:
+            made = definition.node_def.add(name=inner, op=op)
+            made.input.extend(["x"] * INPUTS[op])
+            made.attr["T"].type = FLOAT
+    for name, op in calls:
+        made = graph_def.node.add(name=name, op=op, input=["x"])
+        if op in CALLS:
+            made.attr["f"].func.name = function
+            for side in ("Tin", "Tout"):
+                made.attr[side].list.type.append(FLOAT)
+    kept = {n.name for n in graph_def.node}
+    outputs = [f"{name}:0" for name, _ in calls]
+    inlined = inline_calls(graph_def, protected_names=outputs)
+    return [name for name in node_names(inlined) if name not in kept]
+
+
+FLOAT = tf.float32.as_datatype_enum
+CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+INPUTS = {
+    "NoOp": 0,
+    "Identity": 1,
+    "Neg": 1,
+    "AddV2": 2,
+    "Conv2D": 2,
+    "StridedSlice": 4,
+}
+
+
+def test_scopes_of_functions_whose_names_are_in_each_others_way():
+    calls = [("PartitionedCall", CALLS[0]), ("PartitionedCall_1", CALLS[0])]
+    found = {name: calling(calls, name) for name in READABLE}
+    scopes = {
+        n: [*dict.fromkeys(i.rpartition("/")[0] for i in found[n])] for n in found
+    }
+    assert {name: first for name, (first, _) in scopes.items()} == READABLE
+
+
+def test_names_that_say_no_more_than_the_type_of_an_op():
+    call = [("PartitionedCall", "PartitionedCall")]
+    found = {}
+    for name, op in AUTOMATIC:
+        names = calling(call, node=(name, op), before=[name])
+        assert len(names) == 6
+        found[name, op] = names[:5] == [*"abcde"]
+        if not found[name, op]:
+            assert names == [f"function/{inner}" for inner in (*"abcde", name)]
+    assert found == AUTOMATIC
+
+
+def test_scopes_of_calls():
+    found = {call: calling([call]) for call in SCOPES}
+    wanted = {c: [f"{scope}{n}" for n in "abcde"] for c, scope in SCOPES.items()}
+    assert found == wanted
 
 
 def build_names(calls, before=()):

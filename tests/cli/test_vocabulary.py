@@ -13,11 +13,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil import model
+from geutil import model, tflite
 from geutil.cli.commands import app
-from geutil.cli.main import VOCABULARY
-from geutil.cli.output import cut_in_middle
-from geutil.errors import ModelError, Words, spoken_with
+from geutil.errors import ModelError, Words, spoken_with, vocabulary
 from tests import tflite_files
 from tests.cli.processes import environment
 from tests.processes import ROOT
@@ -384,9 +382,22 @@ def words_of_the_library():
                 yield Words(python, key=keys[0] if keys else "")
 
 
-def test_the_vocabulary_has_all_words_that_messages_mark_and_no_others():
-    assert {words.key for words in words_of_the_library()} == set(VOCABULARY)
-    assert [w for w in VOCABULARY.values() if OF_PYTHON.search(w)] == []
+def test_the_vocabulary_has_all_words_that_messages_mark_and_no_others(
+    geutil, folder, monkeypatch
+):
+    spoken, opened = [], model.open
+
+    def noted(*arguments, **options):
+        spoken.append(dict(vocabulary()))
+        return opened(*arguments, **options)
+
+    monkeypatch.setattr(model, "open", noted)
+    geutil.done("ops", folder / "net")
+    (words,) = spoken
+    assert {marked.key for marked in words_of_the_library()} == set(words)
+    assert [word for word in words.values() if OF_PYTHON.search(word)] == []
+    # Only the command speaks so.
+    assert vocabulary() == {}
 
 
 def test_messages_are_in_the_words_of_those_who_read_them():
@@ -418,9 +429,26 @@ def test_warnings_are_told_as_refusals_are(geutil, tmp_path):
     assert logging.getLogger("geutil").handlers == handlers
 
 
-def test_names_are_cut_in_the_middle():
-    names = ["block_1/expand/Conv2D", "block_2/expand/Conv2D", "x" * 15, ""]
-    cut = [cut_in_middle(name, 15) for name in names]
-    assert cut == ["bloc…and/Conv2D", "bloc…and/Conv2D", "x" * 15, ""]
-    for width in range(1, 22):
-        assert len(cut_in_middle(names[0], width)) == min(width, 21)
+def test_names_are_cut_in_the_middle(geutil, tmp_path, monkeypatch):
+    names = ["block_1/expand/Conv2D", "block_2/expand/Conv2D", "x" * 15]
+    file = tflite.LiteFile()
+    y = file.add_input("x", "float32", [2])
+    for name in names:
+        y = file.add("NEG", y, name=name)
+    file.set_outputs(y)
+    path = file.save(tmp_path / "net.tflite")
+    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
+    cells = {}
+    for width in range(20, 60):
+        monkeypatch.setenv("COLUMNS", str(width))
+        _, *lines = geutil.done("ops", path).splitlines()
+        assert max(map(len, lines)) <= width
+        found = [line.split()[0] for line in lines]
+        cells[max(map(len, found))] = found
+    assert cells[15] == ["bloc…and/Conv2D", "bloc…and/Conv2D", "x" * 15]
+    assert cells.keys() == {*range(5, 22)}
+    for width, found in cells.items():
+        assert [len(cell) for cell in found] == [min(width, len(n)) for n in names]
+        for name, cell in zip(names, found, strict=True):
+            start, _, end = cell.partition("…")
+            assert name.startswith(start) and name.endswith(end)

@@ -9,9 +9,7 @@ from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ModelError, QuantizeError, SelectionError
 from geutil.gradients import gradients, last_report
-from geutil.model.strip_report import Stripped
 from geutil.quantize import quantize
-from geutil.select import names
 from tests.settings import needs_eager
 
 pytestmark = needs_eager
@@ -251,13 +249,21 @@ def test_a_scope_may_be_a_layer():
 
 
 def test_a_name_is_that_of_a_layer_unless_it_ends_in_a_slash():
-    graph = model.open(two_norms()).graph
+    network = two_norms()
     # So is the end called that reads its result.
-    assert any(op.name == "norm_1" for op in graph.get_operations())
-    assert names.scopes_meant([graph], "norm_1") == ("net_1/norm_1_1",)
-    assert names.scopes_meant([graph], "norm_1/") == ("norm_1",)
-    assert names.scopes_meant([graph], None) is None
-    assert names.scopes_meant([graph], "nothing") == ("nothing",)
+    assert model.open(network).graph.get_operation_by_name("norm_1")
+    folded = {}
+    for scope in ("norm_1", "norm_1/", "net_1/norm_1_1", "nothing", None):
+        report = fold_batch_norms(model.open(network), scope=scope)
+        assert len(report.folded) + len(report.refused) == 2
+        folded[scope] = [entry.keras_layer for entry in report.folded]
+    assert folded == {
+        "norm_1": ["norm_1"],
+        "norm_1/": [],
+        "net_1/norm_1_1": ["norm_1"],
+        "nothing": [],
+        None: ["block/norm", "norm_1"],
+    }
 
 
 def test_what_a_fold_keeps_may_be_a_layer():
@@ -271,11 +277,22 @@ def test_what_a_fold_keeps_may_be_a_layer():
         fold_batch_norms(m, keep="lats")
 
 
+class Checked(layers.Layer):
+    def call(self, x):
+        return tf.debugging.check_numerics(x, "is finite")
+
+
 def test_what_strip_keeps_may_be_a_layer():
-    m = model.open(two_norms())
-    assert m.strip_training(keep="block").strip_report is not None
-    entry = Stripped("kept", "dropout", "net_1/block_1/act_1/Relu", "why")
-    (noted,) = names.LayerNames(m.graph).noted([entry], "name")
-    assert "'net_1/block_1/act_1/Relu' of layer 'block/act'" in str(noted)
+    block = keras.Sequential([layers.Conv2D(4, 3), Checked(name="check")], name="block")
+    image, last = layers.Input([8, 8, 3], name="image"), Checked(name="last")
+    m = model.open(keras.Sequential([image, block, last], name="net"))
+    report = m.strip_training(keep="block").strip_report
+    found = {e.name: (e.action, e.keras_layer) for e in report.entries}
+    assert found == {
+        "net_1/block_1/check_1/CheckNumerics": ("kept", "block/check"),
+        "net_1/last_1/CheckNumerics": ("removed", "last"),
+    }
+    (kept,) = (entry for entry in report.entries if entry.action == "kept")
+    assert f"'{kept.name}' of layer 'block/check'" in str(kept)
     with pytest.raises(ModelError, match="layer with ops, 'blokc'; similar are"):
         m.strip_training(keep="blokc")

@@ -2,7 +2,9 @@
 
 import tensorflow as tf
 
-from geutil.select.networks.batch_norms import is_layer_norm, reduces_batch
+from geutil import model
+from geutil.batchnorm import fold_batch_norms
+from geutil.errors import ModelError
 from tests.select.layer_norms import fused_layer_norm
 
 R = tf.raw_ops
@@ -38,11 +40,15 @@ NORMS = {
 
 
 def test_layer_norms():
+    """Folds name batch norms that they refuse, and say nothing of layer norms."""
     found = {}
     for name, (make, _) in NORMS.items():
-        with tf.Graph().as_default():
-            found[name] = is_layer_norm(make().y.op)
-            assert not is_layer_norm(tf.ones([2]).op)
+        with tf.Graph().as_default() as graph:
+            made = make().y.op
+        report = fold_batch_norms(graph)
+        assert report.folded == ()
+        found[name] = report.refused == ()
+        assert [entry.norm for entry in report.refused] == [made.name][found[name] :]
     assert found == {name: wanted for name, (_, wanted) in NORMS.items()}
 
 
@@ -61,16 +67,41 @@ CASES = {
 }
 
 
+REDUCTIONS = {
+    "mean": tf.reduce_mean,
+    "weighted mean": lambda x, axes, keepdims: tf.math.divide(
+        tf.reduce_sum(x * 2.0, axes, keepdims),
+        tf.reduce_sum(tf.ones_like(x) * 2.0, axes, keepdims),
+    ),
+}
+
+
+def is_of_batch(shape, axes, reduce):
+    """Tell whether a norm by such moments is found to use the statistics of a batch."""
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, shape, name="x")
+        if axes is None:
+            axes = v1.placeholder(tf.int32, [1], name="axes")
+        mean = reduce(x, axes, True)
+        variance = reduce(tf.math.squared_difference(x, mean), axes, True)
+        y = tf.nn.batch_normalization(x, mean, variance, None, None, 1e-3)
+    opened = model.open(graph, outputs=[y.name])
+    try:
+        report = opened.strip_training().strip_report
+    except ModelError as error:
+        # It has no moving averages to read in their place.
+        assert f"'{variance.op.name}': nothing that runs moves a variable" in str(error)
+        return True
+    assert report.entries == ()
+    return False
+
+
 def test_reductions_over_the_batch():
-    found = {}
-    for case, (shape, axes, _) in CASES.items():
-        with tf.Graph().as_default():
-            x = v1.placeholder(tf.float32, shape)
-            reduced = [tf.reduce_mean(x, axes), tf.reduce_sum(x, axes)]
-            found[case] = [reduces_batch(t.op) for t in reduced]
-    assert found == {case: [wanted] * 2 for case, (*_, wanted) in CASES.items()}
+    for name, reduce in REDUCTIONS.items():
+        found = {
+            case: is_of_batch(*given, reduce) for case, (*given, _) in CASES.items()
+        }
+        assert found == {case: wanted for case, (*_, wanted) in CASES.items()}, name
     # Other ops are none, nor are axes that are computed.
-    with tf.Graph().as_default():
-        x, axes = v1.placeholder(tf.float32, [4, 8]), v1.placeholder(tf.int32, [1])
-        others = tf.reduce_max(x, [0]), tf.reduce_mean(x, axes)
-        assert [reduces_batch(t.op) for t in others] == [False, False]
+    assert not is_of_batch([4, 8], [0], tf.reduce_max)
+    assert not is_of_batch([4, 8], None, tf.reduce_mean)

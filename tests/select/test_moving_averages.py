@@ -4,13 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.select.networks.moving_averages import (
-    MovingStatistics,
-    NoAverage,
-    moving_average,
-    moving_averages,
-)
-from geutil.select.networks.provenance import Origins
+from geutil import model
+from geutil.batchnorm import fold_batch_norms
+from geutil.errors import ModelError
+
+v1 = tf.compat.v1
 
 
 def assigned(v, s):
@@ -48,19 +46,62 @@ ACCEPTED = {
 }
 
 
+X, KERNEL = (np.float32(np.random.default_rng(0).random(n)) for n in ((8, 2), (2, 3)))
+MOVING = {
+    "moving_mean": np.float32([1, 2, 3]),
+    "moving_variance": np.float32([4, 5, 6]),
+}
+EPSILON = 1e-3
+
+
+def norm_of_layer(update):
+    """Return the graph of a layer and its norm, whose variables are updated so."""
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [8, 2], name="x")
+        y = tf.matmul(x, KERNEL)
+        mean, variance = tf.nn.moments(y, [0])
+        updates = [
+            update(v1.Variable(value, use_resource=True, name=name), statistic)
+            for (name, value), statistic in zip(
+                MOVING.items(), (mean, variance), strict=True
+            )
+        ]
+        y = tf.nn.batch_normalization(y, mean, variance, None, None, EPSILON)
+        with tf.control_dependencies(updates):
+            tf.identity(y, name="y")
+    return graph
+
+
+def result(graph):
+    """Return the result, with the values that the variables have at first."""
+    y = graph.get_tensor_by_name("y:0")
+    assignments = [op for op in graph.get_operations() if "Assign" in op.type]
+    assert assignments
+    with v1.Session(graph=graph) as session:
+        session.run([op for op in assignments if op.name.endswith("/Assign")])
+        return session.run(y, {"x:0": X})
+
+
 @pytest.mark.parametrize("update", ACCEPTED, ids=lambda update: update.__name__)
 def test_what_each_client_accepts(update):
-    with tf.Graph().as_default() as graph:
-        x = tf.compat.v1.placeholder(tf.float32, [8, 3])
-        v = tf.compat.v1.Variable(np.float32([1, 2, 3]), use_resource=True)
-        statistic = tf.reduce_mean(x, [0])
-        update(v, statistic)
-    origins = Origins(graph)
-    followed = MovingStatistics(graph, origins).of([statistic], None)
-    of_one = moving_average(statistic, "mean", (), origins)
-    in_graph = moving_averages(graph)
-    found = (followed, not isinstance(of_one, NoAverage), in_graph)
-    assert tuple(map(bool, found)) == ACCEPTED[update]
-    for average in (*(followed or ()), *in_graph):
-        assert average.statistic is statistic
-        assert average.variable is v.handle
+    at_inference, in_training, stripping = ACCEPTED[update]
+    moving = (X @ KERNEL - MOVING["moving_mean"]) / np.sqrt(
+        MOVING["moving_variance"] + EPSILON
+    )
+    graph = norm_of_layer(update)
+    report = fold_batch_norms(graph, assume_inference=True)
+    assert len(report.folded) == at_inference
+    np.testing.assert_allclose(result(graph), moving, rtol=1e-4, atol=1e-5)
+
+    report = fold_batch_norms(norm_of_layer(update), is_training=True)
+    assert (len(report.folded), len(report.refused)) == (in_training, not in_training)
+
+    opened = model.open(norm_of_layer(update), outputs=["y"])
+    for name, value in MOVING.items():
+        opened.variables[name].assign(value)
+    if stripping:
+        found = opened.strip_training().run(x=X)["y"]
+        np.testing.assert_allclose(found, moving, rtol=1e-4, atol=1e-5)
+    else:
+        with pytest.raises(ModelError, match="moves a variable towards its mean"):
+            opened.strip_training()
