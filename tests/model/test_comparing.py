@@ -33,7 +33,9 @@ def test_equal_models():
     assert result
     assert result.equal
     assert result.samples == 8
-    assert str(result).startswith("equal on 8 samples (rtol 1e-05, atol 1e-06)")
+    assert str(result).startswith(
+        "equal on 24 sample(s) in 8 batch(es) (rtol 1e-05, atol 1e-06)"
+    )
     assert result.differences["y"].index is None
 
 
