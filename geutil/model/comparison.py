@@ -78,10 +78,10 @@ class Comparison(Shown):
 
     def _line(self, name: str) -> str:
         """Return how far an output is apart, and how much it moves."""
-        moves = ""
+        found, moves = self.differences[name], ""
         if name in self.motions:
-            moves = self.motions[name].told(self.rtol, self.atol)
-        return f"  {self.differences[name]}{'; ' if moves else ''}{moves}"
+            moves = self.motions[name].told(self.rtol, self.atol, equal=found.equal)
+        return f"  {found}{'; ' if moves else ''}{moves}"
 
 
 def compare(
