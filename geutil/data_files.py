@@ -224,11 +224,13 @@ class FileBatches:
             raise self.error(
                 f"'{file}' has no array for input {', '.join(map(repr, missing))}: it "
                 f"holds {_listed(found)}, and the model takes {_listed(inputs)}; name "
-                f"each array as its input: {self._remedy(found, names)}"
+                f"each array as its input: {self._remedy(file, found, names)}"
             )
         return {key: names[key] for key in inputs}
 
-    def _remedy(self, found: Mapping[str, Header], names: Mapping[str, str]) -> str:
+    def _remedy(
+        self, file: Path, found: Mapping[str, Header], names: Mapping[str, str]
+    ) -> str:
         """Return the call of numpy that names arrays as inputs, by shape."""
         inputs = self.inputs or {}
         free = [name for name in found if name not in names.values()]
@@ -237,8 +239,9 @@ class FileBatches:
             fits = [n for n in free if not misfit(found[n], want, whole=False)]
             array = names.get(key) or (fits[0] if fits else "...")
             free = [name for name in free if name != array]
-            value = array if array == "..." else f"arrays[{array!r}]"
-            chosen.append(f"{key!r}: {value}")
+            # The array of a .npy file has no name.
+            stored = f"arrays[{array!r}]" if array else f"numpy.load('{file}')"
+            chosen.append(f"{key!r}: {array if array == '...' else stored}")
         return f"numpy.savez('data.npz', **{{{', '.join(chosen)}}})"
 
     def _tell(

@@ -78,6 +78,9 @@ def test_files_that_do_not_fit_are_refused_with_the_remedy(tmp_path):
         path = tmp_path / f"{name}.npz"
         np.savez(path, **arrays)
         cases.append((name, of(path, inputs).check, message))
+    np.save(tmp_path / "a.npy", a)
+    one = r"\{'a': numpy\.load\('.*a\.npy'\), 'b': \.\.\.\}\)"
+    cases.append(("one of two", of(tmp_path / "a.npy", two).check, one))
     (tmp_path / "no.npz").write_text("no")
     (tmp_path / "folder").mkdir()
     cases += [

@@ -142,8 +142,10 @@ def read_model(
         values: whether the values of weights are asked for.
     """
     check_source(path)
-    # A broken file is refused without waiting for TensorFlow.
-    if "tensorflow" not in sys.modules and not is_text(path):
+    # A broken file is refused without waiting for TensorFlow, and a network of Keras
+    # would take any name for its only signature.
+    is_first = "tensorflow" not in sys.modules or signature is not None
+    if is_first and not is_text(path):
         _check_content(path, signature)
     start_keras() if path.suffix in _KERAS_SUFFIXES else start_tensorflow()
     from geutil.model import ModelError, from_tflite, open
@@ -171,10 +173,40 @@ def _check_content(path: Path, signature: str | None) -> None:
 
     with working(f"reading {path.name}"):
         signatures = inspect(str(path)).signatures
-    if path.is_dir() and signature is not None and signature not in signatures:
+    states_all = path.is_dir() or path.suffix in _KERAS_SUFFIXES
+    if states_all and signature is not None and signature not in signatures:
         raise CommandError(
             f"'{path}' has no signature '{signature}'; it has {[*signatures]}: pass "
             "--signature with one of these"
+        )
+
+
+def _stated_inputs(source: Path, signature: str | None) -> Mapping[str, Any]:
+    """Return the inputs that a file states, without TensorFlow; none if it does not."""
+    from geutil.model import inspect
+
+    if is_text(source):
+        return {}
+    try:
+        signatures = inspect(str(source)).signatures
+    except GeutilError:
+        # Opening it tells why.
+        return {}
+    name = signature or (DEFAULT if DEFAULT in signatures else "")
+    ends = signatures.get(name)
+    if ends is None and len(signatures) == 1:
+        (ends,) = signatures.values()
+    return ends.inputs if ends else {}
+
+
+def check_same_inputs(paths: tuple[Path, Path], signature: str | None) -> None:
+    """Refuse two models whose files state other inputs, before one is opened."""
+    ours, theirs = (_stated_inputs(path, signature) for path in paths)
+    is_one = len(ours) == len(theirs) == 1
+    if ours and theirs and not is_one and set(ours) != set(theirs):
+        raise CommandError(
+            f"the inputs do not match: {[*ours]} and {[*theirs]}; `geutil rename "
+            "--input` one of the models"
         )
 
 
@@ -277,22 +309,8 @@ class Batches:
 
         That needs no TensorFlow. Files that do not say are opened first: `fitted`.
         """
-        from geutil.model import inspect
-
-        if is_text(source):
-            return self
-        try:
-            signatures = inspect(str(source)).signatures
-        except GeutilError:
-            # Opening it tells why.
-            return self
-        name = signature or (DEFAULT if DEFAULT in signatures else "")
-        ends = signatures.get(name)
-        if ends is None and len(signatures) == 1:
-            (ends,) = signatures.values()
-        if ends is None or not ends.inputs:
-            return self
-        return self.fitted(ends.inputs, tell=False)
+        inputs = _stated_inputs(source, signature)
+        return self.fitted(inputs, tell=False) if inputs else self
 
     def fitted(self, inputs: Mapping[str, Any], *, tell: bool = True) -> Batches:
         """Return the batches for the inputs of a model, one array for each input."""

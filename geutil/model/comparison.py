@@ -30,7 +30,8 @@ class Comparison(Shown):
 
     Attributes:
         differences: by output of the first model, where the two are farthest apart.
-        samples: how many inputs were tried.
+        samples: how many batches of inputs were tried; `motions` tells of how many
+            samples each.
         rtol: the relative tolerance.
         atol: the absolute tolerance.
         motions: how much each output of the other model moves with the samples: where
@@ -67,18 +68,20 @@ class Comparison(Shown):
 
     def __str__(self) -> str:
         verdict = "equal" if self.equal else "different"
+        counts = [motion.samples for motion in self.motions.values()]
+        samples = f"{max(counts)} sample(s) in " if counts else ""
         head = (
-            f"{verdict} on {self.samples} samples (rtol {self.rtol:g}, "
+            f"{verdict} on {samples}{self.samples} batch(es) (rtol {self.rtol:g}, "
             f"atol {self.atol:g})"
         )
         return "\n".join([head, *map(self._line, self.differences)])
 
     def _line(self, name: str) -> str:
         """Return how far an output is apart, and how much it moves."""
-        moves = ""
+        found, moves = self.differences[name], ""
         if name in self.motions:
-            moves = self.motions[name].told(self.rtol, self.atol)
-        return f"  {self.differences[name]}{'; ' if moves else ''}{moves}"
+            moves = self.motions[name].told(self.rtol, self.atol, equal=found.equal)
+        return f"  {found}{'; ' if moves else ''}{moves}"
 
 
 def compare(

@@ -1006,7 +1006,7 @@ class Model(EditableModel):
             ...     return {"y": x + x + 1}
             >>> result = model.open(f).compare(model.open(g), {"x": [1.0, 2.0]})
             >>> print(result)
-            different on 1 samples (rtol 1e-05, atol 1e-06)
+            different on 2 sample(s) in 1 batch(es) (rtol 1e-05, atol 1e-06)
               y: largest difference 1 absolute, 0.333 relative, at [0] of sample 0: 2.0
               and 3.0 (too much); varies by 2 over 2 samples
             >>> bool(result)

@@ -105,7 +105,7 @@ inspect damaged | damaged
 inspect damaged.pb | damaged
 inspect damaged.pbtxt | damaged
 inspect damaged.keras | damaged
-inspect net --signature serving_default | --signature goes with --scopes
+inspect net --signature serving_default | --signature goes with --scopes; leave it out
 inspect net.tflite --signature one | --signature is of models
 ops damaged | damaged
 ops damaged.pb | damaged
@@ -115,6 +115,7 @@ ops empty.tflite | no TFLite file
 ops short.tflite | TFLite file & convert the model again
 ops both | pass --signature as one of ['one', 'text']
 ops net --signature nope | no signature 'nope'; it has
+ops lstm.keras --signature nope | no signature 'nope'; it has ['serving_default']
 ops none | save it again with a signature
 ops net --regex ( | no regular expression & backslash
 unroll net -o new --loop ( | no regular expression & backslash
@@ -216,6 +217,8 @@ check net net --data taken | no .npz or .npy file & numpy.savez
 check net more | do not match
 check net pair | `geutil rename --input`
 check both net | pass --signature as one of
+check net.tflite --against net --layers | TFLite file; pass inputs with --data
+check net.tflite --data data.npz | TFLite file; pass the quantized model
 check net.tflite --against net --data data.npz --layers | `geutil quantize --data`
 convert net -o new.keras | holds a graph, which does not tell them
 convert net -o new.h5 | geutil does not write

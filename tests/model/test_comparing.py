@@ -33,7 +33,9 @@ def test_equal_models():
     assert result
     assert result.equal
     assert result.samples == 8
-    assert str(result).startswith("equal on 8 samples (rtol 1e-05, atol 1e-06)")
+    assert str(result).startswith(
+        "equal on 24 sample(s) in 8 batch(es) (rtol 1e-05, atol 1e-06)"
+    )
     assert result.differences["y"].index is None
 
 
@@ -61,6 +63,13 @@ def test_largest_differences_and_where():
     assert result.samples == 3
     assert result.differences["y"].absolute == 4.0
     assert result.differences["y"].sample == 1
+
+
+def test_a_difference_from_a_constant_output_proves_something():
+    m, n = opened(lambda x: named(x * 0.0 + 1.0)), opened(lambda x: named(x * 0.0))
+    nothing = "does not change over 24 samples: this comparison proves nothing"
+    assert str(m.compare(m)).endswith(nothing)
+    assert str(m.compare(n)).endswith("does not change over 24 samples")
 
 
 def test_tolerances():

@@ -332,6 +332,21 @@ BAD = {
 }
 
 
+def test_nan_that_a_fused_relu6_makes_zeros_of_is_refused():
+    layers = tf.keras.layers
+    network = tf.keras.Sequential(
+        [tf.keras.Input([8, 8, 3], name="x"), layers.Conv2D(4, 3, activation="relu6")]
+    )
+    m = model.open(network)
+    quantize(m, is_training=False)
+    before = range_values(m)
+    x = np.array(normal(4, 8, 8, 3))
+    x[1, 2, 2, 0] = np.nan
+    with pytest.raises(QuantizeError, match=r"'x:0' .*NaN.*batch 1;"):
+        calibrate(m, [{"x": x[:1]}, {"x": x}], "min_max")
+    assert unchanged(m, before)
+
+
 BAD_NUMBERS = [("decay", -0.1), ("decay", 1.0), ("percentile", 50.0)]
 BAD_NUMBERS += [("percentile", 100.1), ("bins", 255)]
 TYPES = {

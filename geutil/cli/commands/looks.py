@@ -269,9 +269,11 @@ def check(
         )
     _refuse_unused(tolerances, "are of two models, and no .tflite file")
     if against is None or batches is None:
+        model = "the quantized model that it was made from with --against"
+        lacking = [] if against else [model]
+        lacking += [] if batches is not None else ["inputs with --data"]
         raise files.CommandError(
-            f"'{path}' is a TFLite file; pass the quantized model that it was made "
-            "from with --against, and inputs with --data, and no other model"
+            f"'{path}' is a TFLite file; pass {', and '.join(lacking)}"
         )
     files.check_page(html, force)
     comparison = _file_compared(path, against, batches, signature, layers, html)
@@ -293,6 +295,7 @@ def _check_models(
     files.check_source(paths[1])
     if batches is not None:
         batches = batches.of_file(paths[0], signature)
+    files.check_same_inputs(paths, signature)
     ours, theirs = (files.read_model(path, signature) for path in paths)
     if batches is None:
         with working("running both"):
@@ -313,7 +316,8 @@ def _refuse_unused(given: Mapping[str, object], why: str) -> None:
     """Refuse options that would have no effect."""
     unused = [option for option, value in given.items() if value is not None]
     if unused:
-        raise files.CommandError(f"{', '.join(unused)} {why}; leave them out")
+        them = "it" if len(unused) == 1 else "them"
+        raise files.CommandError(f"{', '.join(unused)} {why}; leave {them} out")
 
 
 def _file_compared(

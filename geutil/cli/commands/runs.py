@@ -189,7 +189,7 @@ def run(
     else:
         show_rows(list(_COLUMNS), map(_row, described), as_json=False)
         for name, each in found:
-            motion = moves[name].told(*limits)
+            motion = moves[name].told(*limits, equal=each.equal)
             told_apart = str(each).replace(_ONE_SAMPLE, "")
             print(f"{told_apart}{'; ' if motion else ''}{motion}")
     return 0 if equal else 1

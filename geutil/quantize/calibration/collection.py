@@ -298,8 +298,9 @@ class Collection:
         """Refuse values that are not finite, and do not vanish on the way."""
         if all(seen[s.name]["finite"] for s in self._sites if s.name in seen):
             return
-        # An infinite value on the way, as in a mask, can be meant.
-        if results and all(map(_is_finite, results)):
+        # An infinite value on the way, as in a mask, can be meant. Fused with a
+        # convolution, a Relu6 makes zeros of NaN: data are looked at, too.
+        if results and all(map(_is_finite, results)) and not _holds_nan(sample):
             return
         op = self._finiteness.culprit(sample)
         if op is not None:
@@ -308,6 +309,11 @@ class Collection:
                 f"infinite values for batch {self.count}; no range was set. Look for "
                 "them in the data first, then in the variables"
             )
+
+
+def _holds_nan(sample: Mapping[str, Any]) -> bool:
+    arrays = map(np.asarray, sample.values())
+    return any(np.isnan(a).any() for a in arrays if a.dtype.kind == "f")
 
 
 def _is_finite(value: Array) -> bool:

@@ -58,7 +58,7 @@ class OutputSteps:
     def __str__(self) -> str:
         motion = ""
         if self.motion is not None:
-            motion = self.motion.told(0.0, max(self.step, ATOL))
+            motion = self.motion.told(0.0, max(self.step, ATOL), equal=self.most <= 1)
         return (
             f"within 1 step: {self.share(1):.4%}, most: {self.most}, same largest: "
             f"{self.agreeing} of {self.clear} (step {self.step:.4g})"

@@ -228,7 +228,9 @@ class Motion:
             return 0.0
         return apart / self.largest if self.largest else float("inf")
 
-    def told(self, rtol: float = RTOL, atol: float = ATOL) -> str:
+    def told(
+        self, rtol: float = RTOL, atol: float = ATOL, *, equal: bool = True
+    ) -> str:
         """Return the motion in words; "" of one sample."""
         if self.samples < 2:
             return ""
@@ -237,7 +239,8 @@ class Motion:
         if not self.varies:
             moves = f"does not change {over}"
         nothing = ": this comparison proves nothing"
-        return moves if self.proves(rtol, atol) else moves + nothing
+        # A difference that was found is one, however little the outputs move.
+        return moves if not equal or self.proves(rtol, atol) else moves + nothing
 
     def __str__(self) -> str:
         return self.told()
