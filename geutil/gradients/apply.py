@@ -86,7 +86,11 @@ def build_recomputation(
     delays = ControlDelays(plan, offload)
     copies = _recompute(plan, delays, offload)
     sent = offload.sent.items() if offload else ()
-    limit_sending(plan.step, [(t, there) for t, there in sent if t not in earlier])
+    limit_sending(
+        plan.step,
+        [(t, there) for t, there in sent if t not in earlier],
+        when_complete=bool(offload and offload.is_counted),
+    )
     copied = copies.names()
     places = {copied.get(name, name): place for name, place in plan.places.items()}
     return replace(

@@ -34,7 +34,7 @@ from geutil.gradients.segments import (
 )
 from geutil.gradients.step import PlainStep
 from geutil.gradients.step_order import add_order_dependency, place_to_wait
-from geutil.graph import adjacency, creation, runtime, types, v1_control_flow
+from geutil.graph import adjacency, creation, runtime, state, types, v1_control_flow
 from geutil.graph.types import (
     Graph,
     IdentityMap,
@@ -61,6 +61,9 @@ class Offload:
     # The tensors that have gone, each with that on the device. TensorFlow builds the
     # gradients of a function again and again until they read nothing new.
     sent: MutableIdentityMap[Tensor] = field(default_factory=MutableIdentityMap)
+    # Whether TensorFlow is differentiating the graph: it has counted the readers of
+    # forward ops, and waits for a gradient from each, so these must not change yet.
+    is_counted: bool = False
 
 
 def with_returns(plan: Recomputation, offload: Offload | None) -> Recomputation:
@@ -108,7 +111,9 @@ def bring_back(
     return list(returned)
 
 
-def limit_sending(step: PlainStep, sent: Iterable[tuple[Tensor, Tensor]]) -> None:
+def limit_sending(
+    step: PlainStep, sent: Iterable[tuple[Tensor, Tensor]], *, when_complete: bool
+) -> None:
     """Let the forward pass wait until `sent` tensors have arrived."""
     # To be called when all copies are made, which would read the ops' waits. A GPU's
     # ops are enqueued far ahead of those that it runs, and a tensor that is sent is
@@ -119,14 +124,24 @@ def limit_sending(step: PlainStep, sent: Iterable[tuple[Tensor, Tensor]]) -> Non
     if not types.is_func_graph(step.graph) or runtime.is_determinism_enabled():
         return
     pairs = sorted(sent, key=lambda pair: adjacency.creation_index(pair[0].op))
-    # Two may be on the way at once: meanwhile the device computes the ops between them.
-    for (_, arrived), (t, there) in zip(pairs, pairs[2:], strict=False):
-        readers = (r for r in adjacency.consumers(t) if r is not there.op)
-        for op in (t.op, *filter(step.edges.forward.__contains__, readers)):
-            place = place_to_wait(op)
-            if place is not None:
-                add_order_dependency(op, place, [arrived.op])
-                break
+
+    def wait(use: state.Use | None = None) -> None:
+        # Two may be on the way at once: meanwhile the device computes the ops between.
+        for (_, arrived), (t, there) in zip(pairs, pairs[2:], strict=False):
+            readers = (r for r in adjacency.consumers(t) if r is not there.op)
+            for op in (t.op, *filter(step.edges.forward.__contains__, readers)):
+                place = place_to_wait(op)
+                if place is not None:
+                    add_order_dependency(op, place, [arrived.op])
+                    break
+        # A graph can be complete more than once.
+        pairs.clear()
+
+    if when_complete:
+        # The order of the whole step is planned with these waits.
+        state.on_completion(step.graph, wait, ahead=True)
+    else:
+        wait()
 
 
 def send_once(tensor: Tensor, offload: Offload) -> Tensor:

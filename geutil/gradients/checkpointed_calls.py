@@ -288,7 +288,9 @@ def _call_in_graph(call: Callable[[], Any], options: Options, *, alone: bool) ->
         return result
     first = adjacency.creation_index(new_ops[0]) if new_ops else 0
     placement.plan_for(graph, options.device)
-    ends = (first, state.count_ops(graph), alone, options.offloading())
+    # TensorFlow asks for the gradient of a call while it differentiates the graph.
+    offload = options.offloading(is_counted=True)
+    ends = (first, state.count_ops(graph), alone, offload)
     differentiated = _Call(options, graph, tuple(ys), inputs, *ends)
     state.slot(graph, _GraphCalls).count += 1
     stand_ins = IdentityMap(zip(ys, differentiated.stand_ins(), strict=True))

@@ -96,16 +96,16 @@ class Options:
                 f"encode='{LOSSLESS}'"
             )
 
-    def offloading(self) -> Offload | None:
-        """Return the device, bandwidth and rules of offloading, or None."""
+    def offloading(self, *, is_counted: bool = False) -> Offload | None:
+        """Return the device and rules of offloading, or None; see `Offload`."""
         planned = self._planned_offload()
         if planned is not None:
             # The plan has its own places for returned tensors.
-            return Offload(lambda _: False, planned, prefetch=0)
+            return Offload(lambda _: False, planned, 0, is_counted=is_counted)
         if self.offload is False:
             return None
         takes = self._is_large if self.offload is True else self.offload
-        return Offload(takes, self.offload_device, self.prefetch)
+        return Offload(takes, self.offload_device, self.prefetch, is_counted=is_counted)
 
     def _planned_offload(self) -> str | None:
         """Return the device where a plan, or one to be made, has results wait."""

@@ -337,12 +337,13 @@ Completion = Callable[[Use], None]
 """Is called before a graph runs, each time something is asked of it."""
 
 
-def on_completion(graph: Graph, act: Completion) -> None:
+def on_completion(graph: Graph, act: Completion, *, ahead: bool = False) -> None:
     """Register a callback for each time before a graph runs or becomes a function."""
-    # `act` may edit the graph, and must tolerate being called again.
+    # `act` may edit the graph, and must tolerate being called again; `ahead` of the
+    # others if these need its edits.
     completions = state_of(graph).completions
     if act not in completions:
-        completions.append(act)
+        completions.insert(0 if ahead else len(completions), act)
 
 
 def complete(

@@ -2,10 +2,18 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.gradients import Budget, by_type, explain, gradients, last_report
+from geutil.gradients import (
+    Budget,
+    by_type,
+    checkpointed,
+    explain,
+    gradients,
+    last_report,
+)
 from geutil.graph.placement import kind_of
 from geutil.memory import Node, Program, predict, worst_case
 from geutil.memory.executor import simulate_with_copies
@@ -140,3 +148,28 @@ def test_a_sent_tensor_is_held_until_its_copy_has_ended():
     program = replace(program, nodes=[*waiting, *nodes[3:]])
     run, seconds = simulate_with_copies(program, copies, [1, 1, 1, 5, 5, 5], 0.0)
     assert (run.peak, seconds) == (10, 18)
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_call_sends_while_tensorflow_differentiates_its_graph(nested):
+    # TensorFlow has counted the readers of forward ops by then, and waits for a
+    # gradient from each: an op that waits for a copy must not become another one yet.
+    def loss_of_two(x):
+        for w in weights:
+            x = tf.sin(tf.tanh(x @ w))
+        return tf.reduce_mean(x)
+
+    saving = checkpointed(loss_of_two, checkpoints=by_type("Sin"), offload=True)
+    x = tf.random.stateless_normal([ROWS, WIDTH], [1, 2])
+
+    def slopes(function):
+        with tf.GradientTape() as tape:
+            loss = function(x)
+        return tape.gradient(loss, weights)
+
+    called = tf.function(saving, autograph=False) if nested else saving
+    step = tf.function(lambda: slopes(called), autograph=False)
+    found = step()
+    assert last_report().offloaded
+    for slope, plain in zip(found, slopes(loss_of_two), strict=True):
+        np.testing.assert_allclose(slope, plain, rtol=1e-5, atol=1e-8)
