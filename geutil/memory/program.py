@@ -10,6 +10,7 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import count
 from typing import Any, NamedTuple
 
 from geutil.errors import PredictionError
@@ -126,7 +127,11 @@ class Node(NamedTuple):
 
 def addresses(nodes: Sequence[Node], seed: int) -> list[int]:
     """Return numbers for the addresses of nodes, equal where names and seeds are."""
-    return [zlib.crc32(f"{seed} {node.name}".encode()) for node in nodes]
+    # TensorFlow names a captured tensor by a count of the whole process, by which the
+    # same step would have another order each time that it is traced: its rank counts.
+    ranks = count()
+    names = (n.name if not n.name.isdigit() else str(next(ranks)) for n in nodes)
+    return [zlib.crc32(f"{seed} {name}".encode()) for name in names]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,14 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError, SelectionError
 from geutil.graph.runtime import uses_onednn
-from geutil.memory import bytes_of, measure, predict, simulate, step_program
+from geutil.memory import (
+    bytes_of,
+    execution_order,
+    measure,
+    predict,
+    simulate,
+    step_program,
+)
 from geutil.memory.kernels import onednn
 from tests.memory.networks import NETWORKS, attention, residual, training_step, unet
 from tests.memory.refusals import refused
@@ -337,3 +344,21 @@ def test_moments_have_times_and_phases():
     for moment in timeline.moments:
         if kinds.get(moment.op) in ("Const", "Shape"):
             assert (moment.phase, moment.time) == ("bookkeeping", 0)
+
+
+def test_a_step_has_one_order_each_time_that_it_is_traced():
+    # TensorFlow names the captures of a function that a function calls by a count of
+    # the process.
+    weights = [tf.Variable(tf.ones([4, 4])) for _ in range(12)]
+    products = tf.function(lambda x: [tf.tanh(x @ w) for w in weights])
+
+    def traced():
+        step = tf.function(lambda x: tf.add_n(products(x)))
+        function = step.get_concrete_function(tf.TensorSpec([8, 4]))
+        captured = [t.op.name for t in function.graph.internal_captures]
+        return step_program(function.graph.outputs, grappler=True), captured
+
+    (program, captured), (again, others) = traced(), traced()
+    assert set(captured).isdisjoint(others)
+    for seed in range(5):
+        assert execution_order(program, seed) == execution_order(again, seed)
