@@ -25,7 +25,7 @@ from geutil.batchnorm.channel_affine import (
 )
 from geutil.batchnorm.fold_arithmetic import Affine
 from geutil.batchnorm.norms import Norm, Obstacle, Path, Start, Ways, across, misfit
-from geutil.graph import creation, walks
+from geutil.graph import creation
 from geutil.graph.types import Operation, Tensor
 
 
@@ -63,10 +63,6 @@ class Branched:
         return [op for b in inner for op in (b.join, *(link.op for link in b.links))]
 
 
-_Place = tuple[Tensor, list[Link], Branch | None]
-"""Where a branch ends: the tensor, the ops behind it, and the branch that joins it."""
-
-
 def branches_of(
     norm: Norm,
     ways: Ways,
@@ -76,14 +72,10 @@ def branches_of(
     # `norm`: a norm at inference that no single layer comes before.
     # `objection_to`: tells why a norm may not be folded along a path.
     tree: list[Branch] = []
-    root: _Place = (norm.input, as_links(norm.steps), None)
-    joined_there: list[_Place] = []
-
-    def branches_at(_: _Place) -> list[_Place]:
-        return joined_there
-
-    for tensor, behind, parent in walks.tree([root], branches_at):
-        joined_there = []
+    ends = as_links(norm.steps)
+    waiting: list[tuple[Tensor, list[Link], Branch | None]] = [(norm.input, ends, None)]
+    while waiting:
+        tensor, behind, parent = waiting.pop()
         start = ways.start_of(tensor)
         if isinstance(start, Obstacle):
             return start
@@ -98,9 +90,8 @@ def branches_of(
         objection = _objection_to_join(op, ways, parent) or _shared(branch, ways)
         if objection is not None:
             return objection
-        joined_there = [
-            (t, [Link(op, i, None)], branch) for i, t in enumerate(joined(op))
-        ]
+        reads = list(enumerate(joined(op)))
+        waiting += [(t, [Link(op, i, None)], branch) for i, t in reversed(reads)]
     for branch in reversed(tree):
         objection = _settled(branch, ways, objection_to)
         if objection is not None:

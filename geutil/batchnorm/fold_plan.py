@@ -1,7 +1,4 @@
-"""The plan of a fold.
-
-Which norm goes into which layer, before or behind it, and why the rest does not.
-"""
+"""The plan of a fold: the layer that takes in each norm, or the reason against it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""Side effects.
-
-Which stay, since outputs need them, and which are dropped with all that served them.
+"""Side effects: those that outputs need stay, others go with all that served them.
 
 Writes of variables that nothing reads, reports and assertions serve training and
 diagnosis alone.

@@ -527,12 +527,12 @@ def place(ops: Any, device: str) -> Placement:
     graph = conversions.graph_of_all(listed)
     inside = frozenset(listed)
     # TensorFlow runs the readers of a variable only where that is.
-    left = [
+    left = dict.fromkeys(
         op
         for op in listed
         if any(is_handle(t.op) and t.op not in inside for t in op.inputs)
-    ]
-    moved = [op for op in listed if op not in frozenset(left)]
+    )
+    moved = [op for op in listed if op not in left]
     _check_moved_together(moved)
     edits.set_devices(graph, dict.fromkeys(moved, device))
     there = frozenset(moved)

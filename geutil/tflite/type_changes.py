@@ -472,7 +472,7 @@ def dequantize(file: Contents) -> Stored:
     for op in cutting:
         op.kind, op.table, op.options = "RELU", None, {}
     for graph in file.graphs:
-        _drop(file, graph, [op for op in graph.ops if op in set(dropped)])
+        _drop(file, graph, dropped)
     for op in file.ops:
         if op in touched:
             _become_float_op(op)

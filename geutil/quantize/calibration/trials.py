@@ -350,8 +350,8 @@ def _least(noise: Mapping[str, float], usual: str) -> str:
 def _usual(noise: Mapping[str, float]) -> str:
     """Return the method of a range that another has to be clearly better than.
 
-    What clips nothing that was seen need not: data to come lie beyond a narrower range
-    more often.
+    A method that clips nothing of the samples need not: data to come lie beyond a
+    narrower range more often.
     """
     first, *_ = noise
     return SAFE if noise[SAFE] < noise[first] else first
