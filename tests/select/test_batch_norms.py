@@ -6,6 +6,7 @@ from geutil import model
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import ModelError
 from tests.select.layer_norms import fused_layer_norm
+from tests.settings import needs_eager
 
 R = tf.raw_ops
 
@@ -96,6 +97,7 @@ def is_of_batch(shape, axes, reduce):
     return False
 
 
+@needs_eager
 def test_reductions_over_the_batch():
     for name, reduce in REDUCTIONS.items():
         found = {
