@@ -22,14 +22,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import (
-    creation,
-    op_types,
-    replicas,
-    state,
-    strategy_variables,
-    types,
-)
+from geutil.graph import creation, op_types, replicas, state, types
 from geutil.graph._tf import (
     ResourceVariable,
     UninitializedVariable,
@@ -68,7 +61,7 @@ def variable_outside(
 
 def _are_of_strategy(graph: Graph) -> bool:
     """Tell whether new variables are those of a strategy of `tf.distribute`."""
-    in_scope = is_func_graph(graph) and strategy_variables.in_scope()
+    in_scope = is_func_graph(graph) and replicas.in_scope()
     return in_scope or replicas.current() is not None
 
 
@@ -79,7 +72,7 @@ class _KeptVariables(dict[int, Any]):
 def handle_in(graph: Graph, variable: Any) -> Any:
     """Return the handle of a variable as ops of a graph can read it."""
     # A FuncGraph captures it, and keeps the variable alive.
-    handle = strategy_variables.local_handle(variable)
+    handle = replicas.local_handle(variable)
     if not is_func_graph(graph) or getattr(handle, "graph", None) is graph:
         return handle
     graph.watch_variable(variable)

@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import call_graph, flat_body, strategy_variables
+from geutil.graph import call_graph, flat_body, replicas
 from geutil.graph.creation import DERIVED
 from geutil.graph.types import Graph, Operation
 from geutil.graph.walks import node_name, tensor_name
@@ -137,7 +137,7 @@ def _thawed(
     captures = dict(program.captures)
     reads: dict[str, str] = {}
     for node in constants:
-        variable = strategy_variables.first_copy(variables.of(node))
+        variable = replicas.first_copy(variables.of(node))
         captures[f"{node.name}:0"] = variable.handle
         reads[node.name] = programs.fresh_name(
             node_names, f"{node.name}/ReadVariableOp"

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import functions, keras_calls, strategy_variables, training_flags
+from geutil.graph import functions, keras_calls, replicas, training_flags
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor, type_name
 from geutil.lazy import Shown
@@ -242,7 +242,7 @@ class ModelFunction:
     ) -> None:
         self.concrete_function = function
         # A copy does not keep the whole.
-        self._variables = tuple(map(strategy_variables.whole, function.variables))
+        self._variables = tuple(map(replicas.whole, function.variables))
         self._inputs = dict(inputs)
         self._outputs = outputs
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 from geutil import lazy, tflite
 from geutil.errors import ModelError, TFLiteError, Words
 from geutil.formats import is_tflite_file
-from geutil.graph import functions, strategy_variables, training_flags, types
+from geutil.graph import functions, replicas, training_flags, types
 from geutil.model.core import Signatures
 from geutil.model.files import keras_files, proto_files, validation
 from geutil.model.model import Model
@@ -354,9 +354,9 @@ def _of_keras_model(model: Any, name: str) -> Source:
     holdings = SharedState()
     holdings.add_variables((w.variable for w in weights), (w.name for w in weights))
     training_flags.note_owners(model, (weight.variable for weight in weights))
-    listed = {id(strategy_variables.whole(weight.variable)) for weight in weights}
+    listed = {id(replicas.whole(weight.variable)) for weight in weights}
     for variable in read:
-        if id(strategy_variables.whole(variable)) not in listed:
+        if id(replicas.whole(variable)) not in listed:
             # A state that a layer keeps between calls: the model does not train it.
             training_flags.set_trainable(variable, False)
     holdings.add_variables(read)

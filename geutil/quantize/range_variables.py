@@ -21,7 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph import creation, strategy_variables
+from geutil.graph import creation, replicas
 from geutil.graph.op_types import types_in
 from geutil.graph.resource_variables import handle_in, variables_outside
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor, is_func_graph
@@ -259,7 +259,7 @@ class RangeVariables:
                     f"'{name}/{end}' is given with shape {variable.shape}, and a range "
                     f"of shape {list(needed)} is needed"
                 )
-            handle = strategy_variables.local_handle(variable)
+            handle = replicas.local_handle(variable)
             owner = getattr(handle, "graph", self._graph)
             if owner is not self._graph and not is_func_graph(self._graph):
                 raise QuantizeError(

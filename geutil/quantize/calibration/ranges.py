@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import creation, functions, strategy_variables
+from geutil.graph import creation, functions, replicas
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.blocks import block_of
 from geutil.quantize.partial_copy import PartialCopy, Replace
@@ -114,10 +114,10 @@ class RangeSite:
     def set(self, ends: Range) -> None:
         """Set the range."""
         for handle, value in zip((self.low, self.high), ends, strict=True):
-            strategy_variables.assign(handle, value)
+            replicas.assign(handle, value)
         if self.learnt is not None:
             # Else the next step of training would begin anew.
-            strategy_variables.whole(self.learnt).assign(1.0)
+            replicas.whole(self.learnt).assign(1.0)
 
 
 def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[RangeSite]:
@@ -125,10 +125,7 @@ def find_sites(graph: Graph, variables: Mapping[str, Any]) -> list[RangeSite]:
     outside = MutableIdentityMap(
         (inside, ext) for ext, inside in functions.bindings(graph)
     )
-    names = {
-        id(strategy_variables.first_copy(v).handle): name
-        for name, v in variables.items()
-    }
+    names = {id(replicas.first_copy(v).handle): name for name, v in variables.items()}
     origins = Origins(graph)
     site_by_handle: dict[int, RangeSite] = {}
     for op in network.live_simulations(graph):
