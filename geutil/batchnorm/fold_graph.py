@@ -22,7 +22,7 @@ from geutil.batchnorm.training_build import Built
 from geutil.bodies.function_bodies import OpenedFunction
 from geutil.graph import creation, edits, state, types
 from geutil.graph.function_calls import Caller
-from geutil.graph.image_layouts import inlined, is_convolution_call
+from geutil.graph.runtime import inlined_convolution, is_convolution_call
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.rewrite.applying import replace_each
 from geutil.rewrite.liveness import Liveness
@@ -361,7 +361,7 @@ def _in_the_way(refused: Iterable[Refusal]) -> list[Operation]:
 
 def _cleared(op: Operation) -> Tensor:
     item = stacked_item(op)
-    return inlined(op) if item is None else item
+    return inlined_convolution(op) if item is None else item
 
 
 def _standing_in(

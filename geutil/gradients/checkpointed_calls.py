@@ -34,7 +34,6 @@ from geutil.graph import (
     adjacency,
     creation,
     gradient_functions,
-    image_layouts,
     placement,
     runtime,
     state,
@@ -422,7 +421,7 @@ class _Call:
         pairs = zip(stand_ins, grad_ys, strict=True)
         gradients, moved = move_gradients(step, before, pairs, graph)
         if moved:
-            image_layouts.hold_when_complete(graph)
+            runtime.keep_image_layouts(graph)
             updates.order_moved(graph, moved)
         return gradients
 

@@ -38,7 +38,6 @@ from geutil.graph import (
     adjacency,
     creation,
     function_calls,
-    image_layouts,
     op_types,
     placement,
     runtime,
@@ -107,7 +106,7 @@ class Prepared:
         options = self.options
         report = self.report(is_ordered_later=options.order)
         step = build_recomputation(self.candidate.plan, self.offload)
-        image_layouts.hold_when_complete(step.graph)
+        runtime.keep_image_layouts(step.graph)
         if options.encode == BFLOAT16 and not runtime.is_compiled_by_xla(step.graph):
             # All that is kept then, to recompute from it as well.
             halved = halve(step, options.min_checkpoint_size, self.encoder)
@@ -127,7 +126,7 @@ class Prepared:
         if compiled and self.options.encode == BFLOAT16:
             warnings.append(_XLA_WIDENS)
         warnings += _warnings_of_sizes(plan.step.ops(), compiled=compiled)
-        if image_layouts.are_turned(plan.step.graph):
+        if runtime.turns_images(plan.step.graph):
             warnings.append(_TURNED)
         sent = offloaded(plan)
         if compiled and offloaded(with_returns(plan, self.offload)):

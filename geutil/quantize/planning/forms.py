@@ -17,8 +17,8 @@ from geutil.graph.edits import (
     results_of,
     set_results,
 )
-from geutil.graph.image_layouts import inlined
 from geutil.graph.op_types import FUSED_NORMS, types_in
+from geutil.graph.runtime import inlined_convolution
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.fused_ops import Prelu, parted_bias
 from geutil.quantize.planning.int8_kernels import DIVISIONS
@@ -364,7 +364,7 @@ def _lower_calls(graph: Graph, ops: Sequence[Operation]) -> Lowered:
     # Results of a function survive replacements; here they are replaced, too.
     results = results_of(graph)
     set_results(graph, [])
-    done = replace_each(graph, ops, inlined, name="inlined")
+    done = replace_each(graph, ops, inlined_convolution, name="inlined")
     outputs = replicas.outputs_meant(graph)
     outputs[:] = map(done.current, outputs)
     set_results(graph, list(map(done.current, results)))

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from geutil.graph import function_calls, op_types
-from geutil.graph.image_layouts import is_convolution_call
 from geutil.graph.op_types import types_in
+from geutil.graph.runtime import is_convolution_call
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.blocks import block_format
 from geutil.quantize.planning import draft_points, fused_ops, int8_kernels
