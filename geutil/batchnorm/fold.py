@@ -30,7 +30,7 @@ from geutil.graph.types import (
 from geutil.reroute.tensors import reroute_ts
 from geutil.rewrite.applying import undone_on_error
 from geutil.select import conversions, names
-from geutil.select.networks.provenance import ROOTS
+from geutil.select.networks.layers import ROOTS
 
 
 @tf.autograph.experimental.do_not_convert

@@ -25,9 +25,8 @@ from geutil.errors import ArgumentTypeError, FoldError
 from geutil.graph import types, v1_control_flow
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.rewrite.liveness import Liveness
-from geutil.select.networks.layers import Layer, layer_of
+from geutil.select.networks.layers import Layer, Origin, Origins, layer_of
 from geutil.select.networks.moving_averages import MovingStatistics, MovingVariable
-from geutil.select.networks.provenance import Origin, Origins
 from geutil.transform.step_counter import check_step_variable
 
 EXACT, ONE_PASS = "exact", "one_pass"

@@ -40,8 +40,7 @@ from geutil.quantize.range_variables import (
 )
 from geutil.quantize.spec import Format, Range
 from geutil.rewrite.liveness import Liveness
-from geutil.select.networks.layers import training_ops
-from geutil.select.networks.provenance import Origins
+from geutil.select.networks.layers import Origins, training_ops
 from geutil.transform.op_templates import Later, Stencils
 from geutil.transform.step_counter import check_step_variable, step_counter
 

@@ -27,8 +27,7 @@ from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import Network, delayed_input
 from geutil.select.networks import batch_norms
 from geutil.select.networks.batch_norms import SHAPING, FusedNorm
-from geutil.select.networks.layers import Layer
-from geutil.select.networks.provenance import Origin
+from geutil.select.networks.layers import Layer, Origin
 from geutil.select.walks import get_backward_walk_ops
 
 # Through StopGradient neither variables nor weights are looked for.

@@ -39,7 +39,7 @@ from geutil.quantize.spec import Override, QuantizeChoices
 from geutil.rewrite.applying import undone_on_error
 from geutil.select import conversions, names
 from geutil.select.networks.batch_norms import is_layer_norm
-from geutil.select.networks.provenance import Origins
+from geutil.select.networks.layers import Origins
 from geutil.transform.step_counter import counter_of
 
 _logger = logging.getLogger("geutil")

@@ -18,7 +18,7 @@ from geutil.graph.types import Tensor, type_name
 from geutil.graph.walks import topological_order, tree
 from geutil.rewrite import patterns
 from geutil.rewrite.patterns import Any, Op, Or, Output, Pattern, TensorTest
-from geutil.select.networks.provenance import MAX_IDENTITIES, origin_of
+from geutil.select.networks.layers import MAX_IDENTITIES, origin_of
 
 
 class Leaf(Pattern):

@@ -16,7 +16,7 @@ from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.quantize.planning import int8_kernels, network
 from geutil.quantize.range_variables import LEARNT
 from geutil.quantize.spec import Format, Range, nudged
-from geutil.select.networks.provenance import Origins, scalar_value
+from geutil.select.networks.layers import Origins, scalar_value
 
 Array = np.ndarray[Any, Any]
 Measure = Callable[[str, Sequence[Tensor]], Mapping[str, Tensor]]

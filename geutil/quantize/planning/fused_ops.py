@@ -25,8 +25,7 @@ from geutil.quantize.planning.int8_kernels import (
 )
 from geutil.quantize.planning.network import Network, kernel_of, neutral_input
 from geutil.rewrite.liveness import Liveness
-from geutil.select.networks.layers import Layer, data_format
-from geutil.select.networks.provenance import scalar_value
+from geutil.select.networks.layers import Layer, data_format, scalar_value
 
 
 @dataclass(frozen=True, eq=False)

@@ -31,11 +31,12 @@ from geutil.quantize.planning.int8_kernels import Treatment
 from geutil.rewrite.liveness import Liveness
 from geutil.rewrite.matching import match
 from geutil.rewrite.rules.dropout import dropout_removal, noise_removal
-from geutil.select.networks.layers import Layer, layer_of
-from geutil.select.networks.provenance import (
+from geutil.select.networks.layers import (
     DATA_SLOTS,
+    Layer,
     Origin,
     Origins,
+    layer_of,
     scalar_value,
 )
 

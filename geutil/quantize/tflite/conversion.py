@@ -35,8 +35,7 @@ from geutil.quantize.tflite.stored_weights import (
     read_weights_stored,
     store_weights,
 )
-from geutil.select.networks.layers import layer_of
-from geutil.select.networks.provenance import Origins
+from geutil.select.networks.layers import Origins, layer_of
 from geutil.tflite.op_names import file_names
 from geutil.tflite.precision import slow_ops
 from geutil.tflite.type_changes import End, set_types

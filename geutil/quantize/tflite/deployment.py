@@ -42,7 +42,7 @@ from geutil.quantize.planning.plan import quantized_ops
 from geutil.quantize.spec import SYMMETRIC_START, step, with_zero
 from geutil.quantize.tflite import converter_workarounds, stored_weights
 from geutil.quantize.tflite.converter_workarounds import Apart, Dilated, part_weights
-from geutil.select.networks.provenance import Origins
+from geutil.select.networks.layers import Origins
 from geutil.tflite import LiteFile, LiteOp
 from geutil.tflite.kernels import CONVERSIONS
 from geutil.tflite.op_names import called, file_names, sources_of

@@ -18,7 +18,7 @@ from geutil.rewrite.compiling import Const, constant_value
 from geutil.rewrite.matching import Match
 from geutil.rewrite.patterns import Any, Op, Optional, Pattern
 from geutil.rewrite.rule import Rule
-from geutil.select.networks.provenance import scalar_value
+from geutil.select.networks.layers import scalar_value
 
 _ABOVE = frozenset({"Greater", "GreaterEqual"})
 _BELOW = frozenset({"Less", "LessEqual"})
