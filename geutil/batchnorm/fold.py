@@ -28,7 +28,7 @@ from geutil.graph.types import (
     Tensor,
 )
 from geutil.reroute.tensors import reroute_ts
-from geutil.rewrite.applying import undone_on_error
+from geutil.rewrite.liveness import undone_on_error
 from geutil.select import conversions, names
 from geutil.select.networks.layers import ROOTS
 

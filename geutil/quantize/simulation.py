@@ -36,7 +36,7 @@ from geutil.quantize.range_variables import RangeVariables, described
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.schemes import FOLD, scheme_named
 from geutil.quantize.spec import Override, QuantizeChoices
-from geutil.rewrite.applying import undone_on_error
+from geutil.rewrite.liveness import undone_on_error
 from geutil.select import conversions, names
 from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.layers import Origins

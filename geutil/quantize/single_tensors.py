@@ -21,7 +21,7 @@ from geutil.quantize.planning.network import quantized_value
 from geutil.quantize.range_variables import NewRange, Pair, RangeVariables
 from geutil.quantize.report import Skipped
 from geutil.quantize.spec import Format, Range, check_bits, check_decay, checked_ends
-from geutil.rewrite.applying import undone_on_error
+from geutil.rewrite.liveness import undone_on_error
 from geutil.transform.step_counter import counter_of
 
 Variables = MutableMapping[str, Any] | None

@@ -35,7 +35,7 @@ from geutil.quantize.rounding.targets import (
     find_targets,
 )
 from geutil.quantize.spec import Range
-from geutil.rewrite.applying import undone_on_error
+from geutil.rewrite.liveness import undone_on_error
 
 Array = np.ndarray[Any, Any]
 
