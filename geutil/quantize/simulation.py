@@ -37,7 +37,7 @@ from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.schemes import FOLD, scheme_named
 from geutil.quantize.spec import Override, QuantizeChoices
 from geutil.rewrite.liveness import undone_on_error
-from geutil.select import conversions, names
+from geutil.select import names
 from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.layers import Origins
 from geutil.transform.step_counter import counter_of
@@ -178,7 +178,7 @@ result 8 bits (conv/act_quant)
     mode = Mode(
         is_training, insertion.checked_delay(quant_delay, is_training, step), step
     )
-    with conversions.outputs_meant(graph_or_model, outputs):
+    with names.outputs_meant(graph_or_model, outputs):
         return quantize_by(
             graph_or_model, choices, mode, variables, vars_collection, strict=strict
         )
