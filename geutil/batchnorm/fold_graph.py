@@ -22,12 +22,12 @@ from geutil.batchnorm.training_build import Built
 from geutil.bodies.function_bodies import OpenedFunction
 from geutil.graph import creation, edits, state, types
 from geutil.graph.function_calls import Caller
+from geutil.graph.resource_variables import step_counter_of
 from geutil.graph.runtime import inlined_convolution, is_convolution_call
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.rewrite.applying import replace_each
 from geutil.rewrite.liveness import Liveness
 from geutil.select.names import LayerNames
-from geutil.transform.step_counter import counter_of
 
 _KEPT = (
     "is in keep, and cannot read the folded layer itself; take it out, and fetch what "
@@ -95,7 +95,7 @@ class Folder:
                 left = self._apply(planner.before_layers(norms))
         for op in state.ops_since(self._graph, before):
             creation.set_mark(op, creation.DERIVED)
-        counter = None if self._training is None else counter_of(self._graph)
+        counter = None if self._training is None else step_counter_of(self._graph)
         step = None if counter is None else counter.variable
         left = [in_training.get(n.result.op, (n, o)) for n, o in left]
         refused = [(n, o) for n, o in refused if n.result.op not in in_training]

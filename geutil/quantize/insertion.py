@@ -27,6 +27,7 @@ from geutil.graph.edits import (
     results_of,
     set_results,
 )
+from geutil.graph.resource_variables import check_step_variable, step_counter
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize import range_variables as rv
 from geutil.quantize.planning.draft_points import Point, RangeGroup
@@ -42,7 +43,6 @@ from geutil.quantize.spec import Format, Range
 from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import Origins, training_ops
 from geutil.transform.op_templates import Later, Stencils
-from geutil.transform.step_counter import check_step_variable, step_counter
 
 
 def refuse_mesh(graph: Graph) -> None:

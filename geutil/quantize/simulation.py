@@ -13,6 +13,7 @@ import tensorflow as tf
 from geutil.errors import QuantizeError, Words
 from geutil.graph import edits, replicas
 from geutil.graph.op_types import FUSED_NORMS
+from geutil.graph.resource_variables import step_counter_of
 from geutil.graph.types import (
     Graph,
     Operation,
@@ -40,7 +41,6 @@ from geutil.rewrite.liveness import undone_on_error
 from geutil.select import names
 from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.layers import Origins
-from geutil.transform.step_counter import counter_of
 
 _logger = logging.getLogger("geutil")
 _DEFAULT_BITS = 8  # those of the arguments of `quantize`
@@ -230,7 +230,7 @@ def quantize_by(
             ranges = RangeVariables(graph, variable_by_name, vars_collection)
             quantized_by_tensor = insertion.insert(graph, plan.groups, mode, ranges)
             variable_by_name.update(ranges.by_name)
-            counter = counter_of(graph)
+            counter = step_counter_of(graph)
             steps = None if counter is None else counter.variable
             report = _report(
                 plan, graph, name, choices, quantized_by_tensor, ranges.by_name, steps
