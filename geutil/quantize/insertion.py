@@ -20,6 +20,7 @@ from geutil.graph import (
     state,
     types,
 )
+from geutil.graph.creation import Later, Stencils
 from geutil.graph.edits import (
     InputEdit,
     apply_edits,
@@ -42,7 +43,6 @@ from geutil.quantize.range_variables import (
 from geutil.quantize.spec import Format, Range
 from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import Origins, training_ops
-from geutil.transform.op_templates import Later, Stencils
 
 
 def refuse_mesh(graph: Graph) -> None:

@@ -1,4 +1,4 @@
-"""Variables made in bulk are those that TensorFlow makes; one of a graph counts steps."""
+"""Variables made in bulk are those that TensorFlow makes; one counts the steps."""
 
 import numpy as np
 import pytest

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph import replicas, types
+from geutil.graph.creation import Function, Stencils
 from geutil.graph.edits import (
     InputEdit,
     apply_edits,
@@ -25,7 +26,6 @@ from geutil.quantize.planning.int8_kernels import DIVISIONS
 from geutil.rewrite.applying import replace_each
 from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.batch_norms import is_layer_norm
-from geutil.transform.op_templates import Function, Stencils
 
 
 class Form(NamedTuple):
