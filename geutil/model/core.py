@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import functions, keras_calls, replicas, training_flags
+from geutil.graph import functions, keras_calls, replicas
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor, type_name
 from geutil.lazy import Shown
@@ -258,7 +258,7 @@ class ModelFunction:
         A variable is, unless it says otherwise itself, or a Keras layer that it belongs
         to does. Of SavedModels, see `trainable` of `geutil.model.open`.
         """
-        return training_flags.trained(self.variables)
+        return keras_calls.trained(self.variables)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Compute the outputs.
