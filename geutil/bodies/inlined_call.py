@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from geutil.bodies.inlining_plan import CallerPlan, Namespace
 from geutil.errors import TransformError
-from geutil.graph.flat_body import BodyNode, is_index, output_name
+from geutil.graph.call_graph import BodyNode, is_index, output_name
 from geutil.graph.protos import NodeDef
 from geutil.graph.walks import node_name, topological_order
 

@@ -27,8 +27,7 @@ from geutil.bodies.inlined_call import (
 )
 from geutil.bodies.inlining_plan import CallerPlan, Claim, Namespace, Plans
 from geutil.errors import TransformError
-from geutil.graph.call_graph import Library
-from geutil.graph.flat_body import BodyNode, FlatBody, output_name
+from geutil.graph.call_graph import BodyNode, FlatBody, Library, output_name
 from geutil.graph.gradient_functions import ATTRIBUTE as GRADIENT
 from geutil.graph.protos import GraphDef
 from geutil.graph.walks import (

@@ -22,8 +22,15 @@ from typing import Any
 
 from geutil.errors import TransformError
 from geutil.graph import call_graph, op_types
-from geutil.graph.call_graph import Effects, FunctionCall, Instance, Library
-from geutil.graph.flat_body import BodyNode, FlatBody, flat_body
+from geutil.graph.call_graph import (
+    BodyNode,
+    Effects,
+    FlatBody,
+    FunctionCall,
+    Instance,
+    Library,
+    flat_body,
+)
 from geutil.graph.types import scope_basename, scope_dirname
 from geutil.graph.walks import control_references, data_inputs, node_name
 

@@ -24,7 +24,7 @@ from geutil.graph._tf import (
     NamedDevice,
     OptimizeGraph,
 )
-from geutil.graph.flat_body import FlatBody, flat_body
+from geutil.graph.call_graph import FlatBody, flat_body
 from geutil.graph.function_calls import is_compiled_call
 from geutil.graph.placement import kind_of, planned_for
 from geutil.graph.protos import MetaGraphDef

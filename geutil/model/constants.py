@@ -17,7 +17,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import call_graph, flat_body, replicas
+from geutil.graph import call_graph, replicas
 from geutil.graph.creation import DERIVED
 from geutil.graph.types import Graph, Operation
 from geutil.graph.walks import node_name, tensor_name
@@ -225,7 +225,7 @@ def _following(node_by_name: Mapping[str, Any]) -> list[str]:
         if node.op in NEVER or not node.input:
             follows = node.op in _PASSED
         else:
-            follows = is_pure(flat_body.signature_of(node.op, {}), node.attr)
+            follows = is_pure(call_graph.signature_of(node.op, {}), node.attr)
         # A control input is no key of `found`; it keeps its node from being one.
         if follows and all(text.partition(":")[0] in found for text in node.input):
             found[name] = None
