@@ -88,7 +88,7 @@ class Node(NamedTuple):
             input's buffer if it is of its size and nobody else will read it.
         temporary: the bytes that it holds only while it runs.
         packed: the bytes that its kernel takes beside TensorFlow's allocator while it
-            runs (`geutil.memory.kernels.packing.packed_bytes`).
+            runs (`geutil.memory.kernels.cpu.packed_bytes`).
         surge: the bytes that it may hold besides under a bad schedule: more iterations
             of a loop at once.
         cheap: the executor runs it at once rather than hand it to a thread.

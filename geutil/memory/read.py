@@ -22,7 +22,7 @@ from geutil.memory.function_memory import (
     ListSizes,
     SizeOf,
 )
-from geutil.memory.kernels import cpu, gpu, packing
+from geutil.memory.kernels import cpu, gpu
 from geutil.memory.kernels.cpu import CHEAP, DimsOf
 from geutil.memory.program import Device, Node, Program
 from geutil.memory.sizes import Shapes, bytes_of_shape
@@ -237,7 +237,7 @@ class _OpReader:
         if self._is_gpu:
             return gpu.temporary_bytes(op, self._dims), 0
         of_kernel = op, self._device.onednn, self._dims
-        return cpu.temporary_bytes(*of_kernel), packing.packed_bytes(*of_kernel)
+        return cpu.temporary_bytes(*of_kernel), cpu.packed_bytes(*of_kernel)
 
     def _add_updates(self) -> None:
         """Let ops that change a variable make a buffer for it, if its own is in use."""
