@@ -24,12 +24,17 @@ from geutil.graph import runtime, walks
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import Operation, Tensor, is_tensor, unique
 from geutil.memory.buffers import Simulation
-from geutil.memory.dependencies import OrderPlan, plan_order, with_controls
 from geutil.memory.executor import SEEDS, simulate, typical
 from geutil.memory.kernels.cpu import is_held
 from geutil.memory.program import Node, Program
 from geutil.memory.read import equal_constants, read_ops
-from geutil.memory.schedule import negligible_size, quick_order
+from geutil.memory.schedule import (
+    OrderPlan,
+    negligible_size,
+    plan_order,
+    quick_order,
+    with_controls,
+)
 from geutil.memory.sizes import known_dims, negligible_bytes, tensor_bytes
 
 _BARRIER = Node(

@@ -25,7 +25,7 @@ from geutil.graph.state import state_of
 from geutil.graph.types import Graph, Tensor, is_func_graph, is_graph, type_name
 from geutil.lazy import Shown
 from geutil.memory.bounds import has_solver, worst_of
-from geutil.memory.dependencies import OrderPlan
+from geutil.memory.schedule import OrderPlan
 from geutil.memory.sizes import Dims, open_shapes_of, tensor_bytes
 from geutil.memory.times import multiply_adds
 from geutil.select.names import LayerNames, with_layer

@@ -2,7 +2,7 @@
 
 The executor runs any ready op, in an order that depends on threads, load and addresses.
 Here the whole step, updates included, is planned, and its large ops are made to wait
-for the ops that the plan has before them (`geutil.memory.dependencies`).
+for the ops that the plan has before them (`geutil.memory.schedule`).
 """
 
 # Loops run few iterations at once: each of 32 would hold gradients of all weights of
@@ -38,12 +38,11 @@ from geutil.graph.types import (
 )
 from geutil.memory import function_memory, sizes
 from geutil.memory.buffers import Simulation
-from geutil.memory.dependencies import OrderPlan, plan_order
 from geutil.memory.executor import simulate_with_copies
 from geutil.memory.kernels import onednn
 from geutil.memory.program import Node, Program
 from geutil.memory.read import calls_of, equal_constants, read_ops
-from geutil.memory.schedule import negligible_size
+from geutil.memory.schedule import OrderPlan, negligible_size, plan_order
 from geutil.memory.sizes import tensor_bytes
 
 SCOPE = "ordered"

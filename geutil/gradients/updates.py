@@ -24,7 +24,7 @@ from geutil.gradients.step import Edits, PlainStep, tensors_of
 from geutil.gradients.step_order import OrderedStep, Phase, order_step
 from geutil.graph import adjacency, call_graph, creation, runtime, state, types
 from geutil.graph.types import Graph, IdentitySet, Operation
-from geutil.memory.dependencies import OrderPlan
+from geutil.memory.schedule import OrderPlan
 from geutil.select.conversions import graph_of_all
 
 _logger = logging.getLogger("geutil")

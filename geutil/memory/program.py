@@ -93,7 +93,7 @@ class Node(NamedTuple):
             of a loop at once.
         cheap: the executor runs it at once rather than hand it to a thread.
         queue: nodes with the same one can wait for each other
-            (`geutil.memory.dependencies`); None if a node runs as soon as it can.
+            (`geutil.memory.schedule`); None if a node runs as soon as it can.
         updates: of a node that changes a variable: the tensors that are the variable's
             buffer until then. If any is still to be read, the first output is a new
             buffer for the variable, which counts until the old one is let go; else

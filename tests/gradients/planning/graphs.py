@@ -16,8 +16,7 @@ from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import PlainStep, build_step
 from geutil.memory import simulate
-from geutil.memory.dependencies import with_controls
-from geutil.memory.schedule import frugal_order
+from geutil.memory.schedule import frugal_order, with_controls
 from geutil.reroute import reroute_ts
 
 v1 = tf.compat.v1
