@@ -36,12 +36,12 @@ from geutil.graph.types import (
     Tensor,
     is_reference,
 )
-from geutil.memory import function_memory, sizes
+from geutil.memory import sizes
 from geutil.memory.buffers import Simulation
 from geutil.memory.executor import simulate_with_copies
 from geutil.memory.kernels import onednn
 from geutil.memory.program import Node, Program
-from geutil.memory.read import calls_of, equal_constants, read_ops
+from geutil.memory.read import ITERATIONS, calls_of, equal_constants, read_ops
 from geutil.memory.schedule import OrderPlan, negligible_size, plan_order
 from geutil.memory.sizes import tensor_bytes
 
@@ -96,7 +96,7 @@ def order_step(
     # places in an order that was planned before, `elsewhere` ops on another device.
     for op in ops:
         if op.type in op_types.LOOPS:
-            function_calls.limit_parallel_iterations(op, function_memory.ITERATIONS)
+            function_calls.limit_parallel_iterations(op, ITERATIONS)
     ops = _with_layers_apart(ops, may_await)
     sizes.settle_shapes(ops)
     calls, dims = calls_of(ops), sizes.known_dims

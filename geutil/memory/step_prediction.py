@@ -20,9 +20,14 @@ from geutil.graph.placement import (
 from geutil.graph.protos import all_nodes
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.executor import simulate, typical
-from geutil.memory.function_memory import uncounted_loops
 from geutil.memory.program import Program
-from geutil.memory.read import calls_in, device_of, equal_constants, read_ops
+from geutil.memory.read import (
+    calls_in,
+    device_of,
+    equal_constants,
+    read_ops,
+    uncounted_loops,
+)
 from geutil.memory.sizes import Shapes
 from geutil.memory.timeline import Timeline
 from geutil.memory.times import Times, op_times
