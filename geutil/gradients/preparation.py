@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from geutil.errors import PlanError
 from geutil.gradients.apply import build_recomputation, edges_of, set_back
-from geutil.gradients.barriers import Offload, offloaded, with_returns
+from geutil.gradients.barriers import Offload, with_returns
 from geutil.gradients.choices import (
     BFLOAT16,
     Candidate,
@@ -128,8 +128,8 @@ class Prepared:
         warnings += _warnings_of_sizes(plan.step.ops(), compiled=compiled)
         if runtime.turns_images(plan.step.graph):
             warnings.append(_TURNED)
-        sent = offloaded(plan)
-        if compiled and offloaded(with_returns(plan, self.offload)):
+        sent = plan.offloaded
+        if compiled and with_returns(plan, self.offload).offloaded:
             warnings.append(_ONE_DEVICE)
         # XLA has an order of its own, which is taken to hold as little.
         ordered = bool(plan.segments) if compiled else self.options.order
