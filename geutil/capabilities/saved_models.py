@@ -20,13 +20,7 @@ from geutil.capabilities.graph_scan import (
 from geutil.capabilities.keras_configs import powers_of_metadata, powers_of_text
 from geutil.capabilities.power_kinds import LOADED, RUN, Power
 from geutil.errors import ModelError
-from geutil.graph.walks import (
-    closure,
-    data_inputs,
-    node_name,
-    topological_order,
-    walk,
-)
+from geutil.graph.walks import closure, data_inputs, node_name, topological_order, walk
 from geutil.model.files import proto_files, wire
 from geutil.model.files.wire import (
     GRAPH_DEF,

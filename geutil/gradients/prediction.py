@@ -12,12 +12,7 @@ from types import MappingProxyType
 from typing import Literal
 from weakref import WeakKeyDictionary
 
-from geutil.gradients.segments import (
-    Segment,
-    name_of_copy,
-    name_of_sent,
-    source_of,
-)
+from geutil.gradients.segments import Segment, name_of_copy, name_of_sent, source_of
 from geutil.gradients.step import PlainStep, long_sums, order_of_addition, tensors_of
 from geutil.gradients.tape.engine import additions
 from geutil.graph import runtime, walks

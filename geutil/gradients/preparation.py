@@ -14,17 +14,20 @@ from geutil.gradients.apply import build_recomputation, edges_of, set_back
 from geutil.gradients.barriers import Offload, with_returns
 from geutil.gradients.choices import (
     BFLOAT16,
+    PLAIN,
     Candidate,
+    Keeping,
     Options,
+    checked,
     choose_all,
     refuse_mesh,
+    resolve,
 )
 from geutil.gradients.encoding_ops import Encoder, halve
 from geutil.gradients.planning import Budget
 from geutil.gradients.prediction import program_of
 from geutil.gradients.report import Report, make_report, with_halved
 from geutil.gradients.segments import Recomputation, plan_recomputation
-from geutil.gradients.selection import PLAIN, Keeping, checked, resolve
 from geutil.gradients.step import (
     Edits,
     PlainStep,

@@ -30,12 +30,7 @@ from geutil.graph import (
     state,
     v1_control_flow,
 )
-from geutil.graph.types import (
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_reference,
-)
+from geutil.graph.types import MutableIdentityMap, Operation, Tensor, is_reference
 from geutil.memory import sizes
 from geutil.memory.buffers import Simulation
 from geutil.memory.executor import simulate_with_copies

@@ -11,12 +11,7 @@ from typing import Any, NamedTuple
 
 from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import adjacency, creation, runtime, shape_inference, types
-from geutil.graph.placement import (
-    checked_default,
-    kind_of,
-    places_of,
-    planned_for,
-)
+from geutil.graph.placement import checked_default, kind_of, places_of, planned_for
 from geutil.graph.protos import all_nodes
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.executor import simulate, typical

@@ -11,15 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import (
-    adjacency,
-    creation,
-    op_types,
-    replicas,
-    runtime,
-    state,
-    types,
-)
+from geutil.graph import adjacency, creation, op_types, replicas, runtime, state, types
 from geutil.graph.creation import Later, Stencils
 from geutil.graph.edits import (
     InputEdit,

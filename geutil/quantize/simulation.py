@@ -14,25 +14,14 @@ from geutil.errors import QuantizeError, Words
 from geutil.graph import edits, replicas
 from geutil.graph.op_types import FUSED_NORMS
 from geutil.graph.resource_variables import step_counter_of
-from geutil.graph.types import (
-    Graph,
-    Operation,
-    Tensor,
-    is_graph,
-    quoted,
-    signatures_of,
-)
+from geutil.graph.types import Graph, Operation, Tensor, is_graph, quoted, signatures_of
 from geutil.quantize import insertion
 from geutil.quantize.calibration.calibration import set_ranges_of_weights
 from geutil.quantize.insertion import Mode
 from geutil.quantize.planning import forms
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
 from geutil.quantize.planning.network import leave_in_float, live_simulations
-from geutil.quantize.planning.plan import (
-    QuantizePlan,
-    plan_quantization,
-    quantized_ops,
-)
+from geutil.quantize.planning.plan import QuantizePlan, plan_quantization, quantized_ops
 from geutil.quantize.range_variables import RangeVariables, described
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.schemes import FOLD, scheme_named

@@ -27,12 +27,7 @@ from geutil.report.differences import (
     statuses,
 )
 from geutil.report.graphs import add_noise
-from geutil.report.tflite_differences import (
-    FUSED,
-    links_of,
-    named_after,
-    pairs_of_file,
-)
+from geutil.report.tflite_differences import FUSED, links_of, named_after, pairs_of_file
 from geutil.report.tflite_nodes import FileSubject, is_file
 from geutil.tflite.precision import is_quantized
 

@@ -6,11 +6,7 @@ Names of `geutil.pipeline` can be imported from here, too.
 import typing
 
 from geutil import lazy
-from geutil.transform.copying import (
-    copy,
-    copy_with_input_replacements,
-    graph_replace,
-)
+from geutil.transform.copying import copy, copy_with_input_replacements, graph_replace
 from geutil.transform.state import TransformerInfo
 from geutil.transform.transformer import (
     Transformer,

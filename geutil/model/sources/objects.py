@@ -18,11 +18,7 @@ from geutil.graph.functions import bindings, side_effects
 from geutil.graph.keras_calls import LayerCall
 from geutil.graph.types import Graph, Tensor
 from geutil.graph.walks import node_name
-from geutil.model.files.keras_files import (
-    inspect_keras,
-    refuse_code,
-    without_values,
-)
+from geutil.model.files.keras_files import inspect_keras, refuse_code, without_values
 from geutil.model.programs import Ancestor, ModelProgram, nodes_by_name
 from geutil.model.shared_state import SharedState
 

@@ -26,12 +26,7 @@ from geutil.quantize.calibration.ranges import (
     find_followers,
     unquantized,
 )
-from geutil.quantize.calibration.trials import (
-    CANDIDATES,
-    Chosen,
-    Ranges,
-    RangeTrials,
-)
+from geutil.quantize.calibration.trials import CANDIDATES, Chosen, Ranges, RangeTrials
 from geutil.quantize.joined_inputs import JoinedInputs, NarrowInput
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, Treatment
 from geutil.quantize.planning.network import Network
