@@ -1,7 +1,7 @@
 """The walk over the ops of a graph with a batch of a size that stands out.
 
 A rule for each type of op that bakes a batch size in says how that is seen, and mended.
-The walk goes through version 1 loops; functions are `function_walk`'s.
+The walk goes through version 1 loops; functions are `size_change`'s.
 """
 
 from __future__ import annotations
