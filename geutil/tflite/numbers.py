@@ -21,17 +21,7 @@ from geutil.graph.walks import walk
 from geutil.tflite import effects, looking
 from geutil.tflite.arguments import checked
 from geutil.tflite.dense import dense
-from geutil.tflite.looking import GraphLike, TensorLike
-from geutil.tflite.parts import (
-    Array,
-    Contents,
-    LiteGraph,
-    LiteOp,
-    LiteTensor,
-    Quantization,
-    stored,
-)
-from geutil.tflite.scales import (
+from geutil.tflite.kinds import (
     BIASED,
     FIXED_SCALE,
     ONE_SCALE,
@@ -41,6 +31,16 @@ from geutil.tflite.scales import (
     integers_of,
     layer_inputs,
     numbers_of,
+)
+from geutil.tflite.looking import GraphLike, TensorLike
+from geutil.tflite.parts import (
+    Array,
+    Contents,
+    LiteGraph,
+    LiteOp,
+    LiteTensor,
+    Quantization,
+    stored,
 )
 from geutil.tflite.schema import DTYPES, PACKED_BITS
 

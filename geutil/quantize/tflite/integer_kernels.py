@@ -24,9 +24,16 @@ import numpy as np
 from geutil.quantize.tflite.stored_weights import LeftInFloat
 from geutil.tflite.file import LiteFile
 from geutil.tflite.kernels import CONVERSIONS
-from geutil.tflite.kinds import INEXACT, KINDS, OTHER, Kind, StepRule
+from geutil.tflite.kinds import (
+    BIASED,
+    FIXED_SCALE,
+    INEXACT,
+    KINDS,
+    OTHER,
+    Kind,
+    StepRule,
+)
 from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor, Quantization
-from geutil.tflite.scales import BIASED, FIXED_SCALE
 from geutil.tflite.type_changes import set_end
 from geutil.tflite.versions import version_of
 
