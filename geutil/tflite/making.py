@@ -20,10 +20,10 @@ from geutil.tflite.parts import (
     LiteTensor,
     Quantization,
 )
+from geutil.tflite.precision import version_of
 from geutil.tflite.schema import DTYPES, kind_number, option_fault, type_numbers
 from geutil.tflite.shapes import output_shapes, output_types
 from geutil.tflite.type_changes import give_ends
-from geutil.tflite.versions import version_of
 
 Shape = Sequence[int | None]
 

@@ -37,7 +37,7 @@ from geutil.tflite.parts import (
     LiteTensor,
     Quantization,
 )
-from geutil.tflite.versions import version_of
+from geutil.tflite.precision import version_of
 
 Choices = Mapping[str, Sequence[str]]
 Types = str | Mapping[str, str] | None

@@ -37,9 +37,8 @@ from geutil.quantize.tflite.stored_weights import (
 )
 from geutil.select.networks.layers import Origins, layer_of
 from geutil.tflite.op_names import file_names
-from geutil.tflite.precision import slow_ops
+from geutil.tflite.precision import name_runtime, slow_ops
 from geutil.tflite.type_changes import End, set_types
-from geutil.tflite.versions import name_runtime
 
 Types = str | Mapping[str, str] | None
 """The type of all inputs or outputs that are quantized, or by name those of some."""

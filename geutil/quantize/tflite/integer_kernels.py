@@ -34,8 +34,8 @@ from geutil.tflite.kinds import (
     StepRule,
 )
 from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor, Quantization
+from geutil.tflite.precision import version_of
 from geutil.tflite.type_changes import set_end
-from geutil.tflite.versions import version_of
 
 _SAME = 1e-5
 """Steps that differ by less than this share store the same."""
