@@ -40,6 +40,6 @@ else:
                 "LiteTensor",
                 "Quantization",
             ],
-            "reader": ["BrokenFileError"],
+            "flatbuffer": ["BrokenFileError"],
         },
     )

@@ -13,7 +13,8 @@ from tests.settings import default_graph
 
 
 @pytest.fixture
-def graph():
+def chain():
+    """A graph of a few ops, which is no default graph."""
     with tf.Graph().as_default() as graph:
         x = tf.constant(1.0, name="x")
         y = tf.negative(x, name="y")
@@ -22,24 +23,24 @@ def graph():
     return graph
 
 
-def test_graph_def_of_a_graph_too_large_for_one(graph, monkeypatch):
+def test_graph_def_of_a_graph_too_large_for_one(chain, monkeypatch):
     def too_large(*_):
         raise ValueError("too large")
 
-    monkeypatch.setattr(type(graph), "as_graph_def", too_large)
-    z = graph.get_tensor_by_name("z:0")
-    with graph.as_default():
+    monkeypatch.setattr(type(chain), "as_graph_def", too_large)
+    z = chain.get_tensor_by_name("z:0")
+    with chain.as_default():
         end = tf.exp(z)
-    replaced = rewrite(graph, rules.constant_folding()).replaced
+    replaced = rewrite(chain, rules.constant_folding()).replaced
     assert constant_value(replaced[end]) == 1.0
 
 
-def test_a_session_that_runs_within_an_undone_transaction_is_warned_of(graph, caplog):
-    with graph.as_default():
+def test_a_session_that_runs_within_an_undone_transaction_is_warned_of(chain, caplog):
+    with chain.as_default():
         w = tf.constant(5.0, name="w")
-    x, z = (graph.get_tensor_by_name(name) for name in ("x:0", "z:0"))
-    session = tf.compat.v1.Session(graph=graph)
-    with pytest.raises(KeyError), ge.transaction(graph):
+    x, z = (chain.get_tensor_by_name(name) for name in ("x:0", "z:0"))
+    session = tf.compat.v1.Session(graph=chain)
+    with pytest.raises(KeyError), ge.transaction(chain):
         ge.reroute_ts(w, x)
         session.run(z)
         raise KeyError
