@@ -25,10 +25,9 @@ from geutil.memory import (
 )
 from geutil.model import Model
 from geutil.quantize import Int8Comparison
-from geutil.report.accepted_inputs import sides_of, subject_of
 from geutil.report.differences import compared, graph_and_file
 from geutil.report.file_page import page_of_file
-from geutil.report.graphs import add_noise
+from geutil.report.graphs import add_noise, sides_of, subject_of
 from geutil.report.page import Page, Row, payload_of
 from geutil.report.rows import rows_of
 from geutil.report.stage_pairs import pipeline_data, stages_of
