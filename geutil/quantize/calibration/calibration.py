@@ -28,6 +28,8 @@ from geutil.progress import counted
 from geutil.quantize import partial_copy, range_variables
 from geutil.quantize.calibration.observers import COUNTING, METHODS, Observer, Settings
 from geutil.quantize.calibration.ranges import (
+    JoinedInputs,
+    NarrowInput,
     Probe,
     RangeSite,
     find_followers,
@@ -35,7 +37,6 @@ from geutil.quantize.calibration.ranges import (
     unquantized,
 )
 from geutil.quantize.calibration.trials import CANDIDATES, Chosen, Ranges, RangeTrials
-from geutil.quantize.joined_inputs import JoinedInputs, NarrowInput
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, Treatment
 from geutil.quantize.planning.network import Network
 from geutil.quantize.rounding import targets

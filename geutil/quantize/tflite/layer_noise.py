@@ -26,13 +26,15 @@ from geutil.errors import QuantizeError, Words
 from geutil.graph import creation, functions, op_types
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
 from geutil.quantize.calibration.ranges import (
+    are_uneven,
     format_of_simulation,
     frozen,
+    parts_of,
     range_values,
+    same_values,
     simulated_ends,
     unquantized,
 )
-from geutil.quantize.joined_inputs import are_uneven, parts_of, same_values
 from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
