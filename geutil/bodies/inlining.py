@@ -42,7 +42,7 @@ from geutil.graph.walks import (
 
 
 @dataclass
-class _Group:
+class _WaitedFor:
     """Ops that are waited for together."""
 
     members: Sequence[str]
@@ -64,7 +64,7 @@ class _Wiring:
         # The tensor that replaces each output of a call.
         self.tensors: dict[str, str] = {}
         # The replacements of a call in control inputs.
-        self.groups: dict[str, _Group] = {}
+        self.groups: dict[str, _WaitedFor] = {}
         self.barriers: list[Any] = []
         self._space = space
         self._settled: dict[str, str] = {}
@@ -117,7 +117,7 @@ class _Wiring:
                 )
         return settled[reference]
 
-    def _settle_group(self, group: _Group) -> str:
+    def _settle_group(self, group: _WaitedFor) -> str:
         """Return the op that a group settles on: its only member, or a new NoOp."""
         names: dict[str, None] = {}
         for member in group.members:
@@ -304,7 +304,7 @@ class _Expansion:
         site, ties = self._site, self._site.ties
         effects = f"^{site.name}\0"
         members = [self._tied(name, "\0") for name in ties.effects]
-        self._wiring.groups[effects] = _Group(
+        self._wiring.groups[effects] = _WaitedFor(
             members, f"{site.name}/effects", site.device
         )
         done = [self._tied(name, "") for name in ties.done]
@@ -312,7 +312,7 @@ class _Expansion:
             done += site.controls
             # A body in which nothing has to run is done when its arguments are there.
             done += [] if ties.done else map(_wait_for_tensor, site.inputs)
-        self._wiring.groups[f"^{site.name}"] = _Group(
+        self._wiring.groups[f"^{site.name}"] = _WaitedFor(
             done, site.name, site.device, reserved=True, forced=forced
         )
         for index, result in enumerate(site.plan.body.results):
