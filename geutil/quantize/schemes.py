@@ -49,7 +49,7 @@ class Scheme:
     at_run_time: bool = False
     is_float: bool = False  # whether nothing is stored in integers
     # How many inputs of a product have a range together, in each channel; None is all.
-    # Weights in blocks have 4 bits (`geutil.quantize.blocks`).
+    # Weights in blocks have 4 bits (`geutil.quantize.spec`).
     block: int | None = None
 
     @property

@@ -22,7 +22,6 @@ import tensorflow as tf
 from geutil.errors import QuantizeError
 from geutil.graph.op_types import VERSION_1_FLOW
 from geutil.graph.types import Graph, Operation
-from geutil.quantize.blocks import with_stored_steps
 from geutil.quantize.calibration.ranges import RangeSite, frozen, variable_values
 from geutil.quantize.planning.network import Edge, Network
 from geutil.quantize.rounding import solvers
@@ -34,7 +33,7 @@ from geutil.quantize.rounding.targets import (
     corrected,
     find_targets,
 )
-from geutil.quantize.spec import Range
+from geutil.quantize.spec import Range, with_stored_steps
 from geutil.rewrite.liveness import undone_on_error
 
 Array = np.ndarray[Any, Any]
