@@ -24,8 +24,7 @@ from geutil.quantize.planning.network import leave_in_float, live_simulations
 from geutil.quantize.planning.plan import QuantizePlan, plan_quantization, quantized_ops
 from geutil.quantize.range_variables import RangeVariables, described
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
-from geutil.quantize.schemes import FOLD, scheme_named
-from geutil.quantize.spec import Override, QuantizeChoices
+from geutil.quantize.spec import FOLD, Override, QuantizeChoices, scheme_named
 from geutil.rewrite.liveness import undone_on_error
 from geutil.select import names
 from geutil.select.networks.batch_norms import is_layer_norm

@@ -33,9 +33,8 @@ from geutil.quantize.planning.int8_kernels import FAKE_QUANT, PRODUCTS
 from geutil.quantize.planning.network import BODIES, live_simulations
 from geutil.quantize.range_variables import fake_quant, range_of
 from geutil.quantize.report import QuantizeReport
-from geutil.quantize.schemes import scheme_named
 from geutil.quantize.simulation import quantize
-from geutil.quantize.spec import Format, Spec, check_bits, format_of
+from geutil.quantize.spec import Format, Spec, check_bits, format_of, scheme_named
 from geutil.select.networks.layers import (
     DATA_SLOTS,
     Layer,

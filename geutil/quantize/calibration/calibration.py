@@ -48,8 +48,13 @@ from geutil.quantize.rounding.rounding import (
     round_weights,
 )
 from geutil.quantize.rounding.targets import NotRounded
-from geutil.quantize.schemes import QUANTIZE
-from geutil.quantize.spec import MOST_BITS, Range, activation_format, symmetric
+from geutil.quantize.spec import (
+    MOST_BITS,
+    QUANTIZE,
+    Range,
+    activation_format,
+    symmetric,
+)
 from geutil.select.networks import data
 
 _logger = logging.getLogger("geutil")

@@ -14,8 +14,8 @@ from geutil.graph.types import as_model, type_name
 from geutil.quantize.calibration.calibration import calibrate
 from geutil.quantize.calibration.ranges import find_sites
 from geutil.quantize.planning.network import is_quantized, live_simulations
-from geutil.quantize.schemes import QUANTIZE, SCHEMES, Scheme, scheme_named
 from geutil.quantize.simulation import quantize
+from geutil.quantize.spec import QUANTIZE, SCHEMES, Scheme, scheme_named
 from geutil.quantize.tflite import runner, stored_weights
 from geutil.quantize.tflite.converter_workarounds import Apart
 from geutil.quantize.tflite.deployment import (

@@ -40,8 +40,7 @@ from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import Network, forwarded_from, simulation_of
 from geutil.quantize.planning.plan import plan_quantization
-from geutil.quantize.schemes import QUANTIZE
-from geutil.quantize.spec import QuantizeChoices, Range, nudged, step
+from geutil.quantize.spec import QUANTIZE, QuantizeChoices, Range, nudged, step
 from geutil.quantize.tflite.converter_workarounds import read_instead
 from geutil.quantize.tflite.runner import Runner
 from geutil.select.names import LayerNames, with_layer

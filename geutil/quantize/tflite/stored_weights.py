@@ -36,8 +36,13 @@ from geutil.quantize.calibration.ranges import (
 )
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.network import live_simulations
-from geutil.quantize.schemes import FEWEST_ROUNDED
-from geutil.quantize.spec import BLOCK_MOVES, Range, block_of, with_stored_steps
+from geutil.quantize.spec import (
+    BLOCK_MOVES,
+    FEWEST_ROUNDED,
+    Range,
+    block_of,
+    with_stored_steps,
+)
 from geutil.tflite import LiteGraph, LiteOp, LiteTensor, Quantization
 from geutil.tflite.op_names import called, sources_of
 from geutil.tflite.parts import Array
