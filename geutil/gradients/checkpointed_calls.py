@@ -29,7 +29,7 @@ from geutil.gradients.choices import (
     choose_all,
     resolve,
 )
-from geutil.gradients.encoding_ops import Encoder
+from geutil.gradients.encodings import Encoder
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparation import Prepared, keep_all

@@ -17,8 +17,7 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, PlanError, SelectionError
 from geutil.gradients import segments
 from geutil.gradients.barriers import HOST, Offload
-from geutil.gradients.encoding_ops import Encoder
-from geutil.gradients.encodings import Encoding, EncodingPlan, plan_encodings
+from geutil.gradients.encodings import Encoder, Encoding, EncodingPlan, plan_encodings
 from geutil.gradients.loops import Loop, Rebuilt, find_loops, rebuild
 from geutil.gradients.planning import Budget, BudgetSearch, Plan, planned_recomputation
 from geutil.gradients.policies import Policy, name_of_policy

@@ -23,7 +23,7 @@ from geutil.gradients.choices import (
     refuse_mesh,
     resolve,
 )
-from geutil.gradients.encoding_ops import Encoder, halve
+from geutil.gradients.encodings import Encoder, halve
 from geutil.gradients.planning import Budget
 from geutil.gradients.prediction import program_of
 from geutil.gradients.report import Report, make_report, with_halved

@@ -14,8 +14,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.choices import Candidate, Keeping, LoopValues
-from geutil.gradients.encoding_ops import Halved
-from geutil.gradients.encodings import EncodedTensor, EncodingPlan
+from geutil.gradients.encodings import EncodedTensor, EncodingPlan, Halved
 from geutil.gradients.planning.plans import at_least
 from geutil.gradients.prediction import StepProgram, program_of
 from geutil.gradients.segments import is_parameter

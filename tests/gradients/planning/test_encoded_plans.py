@@ -15,8 +15,7 @@ from geutil.gradients import (
     plan,
 )
 from geutil.gradients.choices import AlwaysKept
-from geutil.gradients.encoding_ops import Encoder
-from geutil.gradients.encodings import plan_encodings
+from geutil.gradients.encodings import Encoder, plan_encodings
 from geutil.gradients.planning.under_budget import BudgetSearch
 from geutil.gradients.step import build_step
 from geutil.memory.times import op_time
