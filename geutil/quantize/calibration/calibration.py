@@ -40,10 +40,10 @@ from geutil.quantize.calibration.trials import CANDIDATES, Chosen, Ranges, Range
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, Treatment
 from geutil.quantize.planning.network import Network
 from geutil.quantize.rounding import targets
-from geutil.quantize.rounding.layer_runs import check_flow
 from geutil.quantize.rounding.rounding import (
     Choice,
     Rounded,
+    check_flow,
     default_rounding,
     round_weights,
 )
