@@ -149,7 +149,7 @@ def _powers_of_tflite(file: Path) -> tuple[list[Power], int]:
     capabilities.
     """
     # Files of Keras need no classes of TFLite, which take 0.1 s to make.
-    from geutil.model.files.tflite_inspection import read_tflite
+    from geutil.model.files.inspection import read_tflite
 
     content = read_tflite(file)
     entries = []
