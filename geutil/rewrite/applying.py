@@ -18,8 +18,8 @@ from geutil.errors import CycleError, RerouteError, SelectionError, TransformErr
 from geutil.graph import adjacency, creation, state, types
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.reroute.tensors import ReroutePlan, redirection
-from geutil.rewrite.compiling import TypeSet
 from geutil.rewrite.liveness import Liveness, Territory, undone_on_error
+from geutil.rewrite.patterns import TypeSet
 from geutil.rewrite.rule import Replaced, Rule
 
 

@@ -17,10 +17,17 @@ from typing import Any, TypeAlias
 from geutil.errors import SelectionError
 from geutil.graph import adjacency, types
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.rewrite.compiling import Compiled, Leaf, compile_pattern
 from geutil.rewrite.liveness import Liveness, Territory
 from geutil.rewrite.patterns import Any as AnyPattern
-from geutil.rewrite.patterns import Op, Or, Output, Pattern
+from geutil.rewrite.patterns import (
+    Compiled,
+    Leaf,
+    Op,
+    Or,
+    Output,
+    Pattern,
+    compile_pattern,
+)
 from geutil.select.conversions import graph_of_all, make_list_of_op
 
 

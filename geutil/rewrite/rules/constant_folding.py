@@ -24,10 +24,9 @@ from geutil.graph.types import (
     scope_basename,
 )
 from geutil.graph.walks import data_inputs
-from geutil.rewrite.compiling import Const, constant_value
 from geutil.rewrite.matching import Match
 from geutil.rewrite.patterns import Any as AnyPattern
-from geutil.rewrite.patterns import Op
+from geutil.rewrite.patterns import Const, Op, constant_value
 from geutil.rewrite.rule import Replaced, Rule
 
 NEVER = op_types.FAKE_QUANT | frozenset(
