@@ -14,7 +14,6 @@ from geutil import lazy
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.model import (
     comparison,
-    constants,
     file_writers,
     frozen_variables,
     function_edits,
@@ -397,7 +396,7 @@ class Model(EditableModel):
             >>> float(tape.gradient(loss, thawed.variables["w"]))
             2.0
         """
-        return constants.thaw(self, regex)
+        return frozen_variables.thaw(self, regex)
 
     def save(
         self,
