@@ -265,7 +265,7 @@ def _takes_bfloat16() -> bool:
     return flags is None or not _BFLOAT16_FLAGS.isdisjoint(flags[1].split())
 
 
-def _threads_of_ops() -> int:
+def threads_of_ops() -> int:
     """Return how many threads one op of this process may use; a Session may differ."""
     threads = tf.config.threading.get_intra_op_parallelism_threads()
     if threads:
@@ -346,7 +346,7 @@ def _patches(op: Operation, dims: DimsOf) -> int:
     if columns is None:
         return 0
     of_image = op.type == "Conv2DBackpropInput"
-    is_single = of_image and columns.are_single(_threads_of_ops())
+    is_single = of_image and columns.are_single(threads_of_ops())
     return columns.bytes * (1 if is_single else columns.cached)
 
 
@@ -496,7 +496,7 @@ class _Product(NamedTuple):
 
 def _packed(product: _Product) -> int:
     """Return the bytes of a product's blocks in this process, on this machine."""
-    return _product_bytes(product, _threads_of_ops(), _caches_here())
+    return _product_bytes(product, threads_of_ops(), _caches_here())
 
 
 def _product_bytes(product: _Product, threads: int, caches: _Caches) -> int:
@@ -699,7 +699,7 @@ def _image_blocks(op: Operation, dims: DimsOf) -> int:
     columns = _columns_of(op, dims)
     if not columns:
         return 0
-    if not columns.are_single(_threads_of_ops()):
+    if not columns.are_single(threads_of_ops()):
         return -columns.untouched
     pixels, patch, depth, each, _ = columns
     return _packed(_Product(patch, pixels, depth, each))
@@ -777,7 +777,7 @@ def _gemm_blocks(op: Operation, dims: DimsOf) -> int:
         return 0
     if product.m < 768 or product.n < 512 or product.m * product.n < 1 << 19:
         return 0
-    times = _threads_of_ops() if product.n >= product.m else 1
+    times = threads_of_ops() if product.n >= product.m else 1
     if product.k < (64 if times > 1 else 257):
         return 0
     depth = min(product.k, 384 if product.k >= 768 else 256)
