@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from geutil.select.match import OpMatcher, op_type
+from geutil.select.queries import OpMatcher, op_type
 
 __all__ = ["OpMatcher", "op_type"]

@@ -76,8 +76,7 @@ OWN_PRIVATE = {
     # Functions that update a view in place.
     "reroute.views": VIEW,
     # The place of a table in a flatbuffer, which the generated classes call so.
-    "tflite.reader": {"_tab"},
-    "tflite.writer": {"_tab"},
+    "tflite.flatbuffer": {"_tab"},
     # What notebooks ask for, by that name.
     "report.pages": {"_repr_html_"},
     # A public method of every NamedTuple.

@@ -22,7 +22,7 @@ from benchmarks.timing import Side, compare
 from geutil import model
 from geutil.errors import QuantizeError
 from geutil.quantize import calibrate, quantize, to_tflite
-from geutil.quantize.schemes import SCHEMES
+from geutil.quantize.spec import SCHEMES
 from geutil.quantize.tflite.deployment import float_ops
 from geutil.tflite.run import new_interpreter
 

@@ -13,8 +13,8 @@ from geutil.graph.types import Operation, Tensor
 from geutil.graph.walks import closure, walk
 from geutil.reroute.tensors import add_control_inputs
 from geutil.select.networks import batch_norms, moving_averages
+from geutil.select.networks.layers import Origin, Origins, is_statistic
 from geutil.select.networks.moving_averages import MovingVariable, NoAverage
-from geutil.select.networks.provenance import Origin, Origins, is_statistic
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,8 +10,7 @@ import tensorflow as tf
 
 from geutil.graph.types import Operation, Tensor
 from geutil.select.networks.batch_norms import fused_norm, is_layer_norm
-from geutil.select.networks.layers import data_format
-from geutil.select.networks.provenance import Origins
+from geutil.select.networks.layers import Origins, data_format
 
 SAME = frozenset(
     ("CheckNumerics", "Identity", "PreventGradient", "Snapshot", "StopGradient")

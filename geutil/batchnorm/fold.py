@@ -28,9 +28,9 @@ from geutil.graph.types import (
     Tensor,
 )
 from geutil.reroute.tensors import reroute_ts
-from geutil.rewrite.applying import undone_on_error
-from geutil.select import conversions, names
-from geutil.select.networks.provenance import ROOTS
+from geutil.rewrite.liveness import undone_on_error
+from geutil.select import names
+from geutil.select.networks.layers import ROOTS
 
 
 @tf.autograph.experimental.do_not_convert
@@ -142,7 +142,7 @@ def fold_batch_norms(
     training = _training(
         is_training, freeze_batch_norm_delay, step, statistics, assume_inference
     )
-    with conversions.outputs_meant(graph_or_model, outputs):
+    with names.outputs_meant(graph_or_model, outputs):
         places = Places(graph_or_model)
         choices = Choices(_scopes(scope, places), clone_shared, assume_inference)
         return _fold(places, choices, _kept(keep, places), training, strict=strict)

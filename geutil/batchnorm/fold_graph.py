@@ -9,25 +9,19 @@ from geutil.batchnorm import build, training_build
 from geutil.batchnorm.branches import Branched, build_branches
 from geutil.batchnorm.build import Fold
 from geutil.batchnorm.channel_affine import stacked_item
-from geutil.batchnorm.fold_plan import (
-    Choices,
-    FoldPlan,
-    Planner,
-    Refusal,
-    Training,
-)
+from geutil.batchnorm.fold_plan import Choices, FoldPlan, Planner, Refusal, Training
 from geutil.batchnorm.fold_report import Folded, FoldReport, Refused
 from geutil.batchnorm.norms import Norm, Obstacle
 from geutil.batchnorm.training_build import Built
 from geutil.bodies.function_bodies import OpenedFunction
 from geutil.graph import creation, edits, state, types
 from geutil.graph.function_calls import Caller
-from geutil.graph.image_layouts import inlined, is_convolution_call
+from geutil.graph.resource_variables import step_counter_of
+from geutil.graph.runtime import inlined_convolution, is_convolution_call
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.rewrite.applying import replace_each
 from geutil.rewrite.liveness import Liveness
 from geutil.select.names import LayerNames
-from geutil.transform.step_counter import counter_of
 
 _KEPT = (
     "is in keep, and cannot read the folded layer itself; take it out, and fetch what "
@@ -95,7 +89,7 @@ class Folder:
                 left = self._apply(planner.before_layers(norms))
         for op in state.ops_since(self._graph, before):
             creation.set_mark(op, creation.DERIVED)
-        counter = None if self._training is None else counter_of(self._graph)
+        counter = None if self._training is None else step_counter_of(self._graph)
         step = None if counter is None else counter.variable
         left = [in_training.get(n.result.op, (n, o)) for n, o in left]
         refused = [(n, o) for n, o in refused if n.result.op not in in_training]
@@ -361,7 +355,7 @@ def _in_the_way(refused: Iterable[Refusal]) -> list[Operation]:
 
 def _cleared(op: Operation) -> Tensor:
     item = stacked_item(op)
-    return inlined(op) if item is None else item
+    return inlined_convolution(op) if item is None else item
 
 
 def _standing_in(

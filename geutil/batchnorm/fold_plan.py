@@ -23,12 +23,11 @@ from geutil.batchnorm.channel_affine import (
 from geutil.batchnorm.norms import Norm, Obstacle, Path, Ways, outside_readers
 from geutil.errors import ArgumentTypeError, FoldError
 from geutil.graph import types, v1_control_flow
+from geutil.graph.resource_variables import check_step_variable
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.rewrite.liveness import Liveness
-from geutil.select.networks.layers import Layer, layer_of
+from geutil.select.networks.layers import Layer, Origin, Origins, layer_of
 from geutil.select.networks.moving_averages import MovingStatistics, MovingVariable
-from geutil.select.networks.provenance import Origin, Origins
-from geutil.transform.step_counter import check_step_variable
 
 EXACT, ONE_PASS = "exact", "one_pass"
 _OF_BATCH = "normalizes by the statistics of the batch (is_training=True)"

@@ -23,8 +23,7 @@ from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import walk
 from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.batch_norms import FusedNorm, fused_norm
-from geutil.select.networks.layers import LAYERS, Layer, layer_of
-from geutil.select.networks.provenance import Origin, Origins
+from geutil.select.networks.layers import DATA_SLOTS, Layer, Origin, Origins, layer_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -449,7 +448,7 @@ def _fits(step: AffineStep, count: int) -> bool:
 
 
 def _no_layer(op: Operation) -> Obstacle:
-    if op.type in LAYERS:
+    if op.type in DATA_SLOTS:
         return Obstacle(
             "is no layer to fold into: its weights depend on the data, or its channels "
             "are not the last axis",

@@ -3,7 +3,7 @@
 `OpenedFunctions` makes graphs of the functions that a graph calls, and functions of the
 edited graphs; `inline_calls` replaces calls by the bodies that they call. Ops that call
 functions, and the nodes of a `FunctionDef`, are read in `geutil.graph`
-(`function_calls`, `flat_body`), since looks and the memory model need them, too. Models
+(`function_calls`, `call_graph`), since looks and the memory model need them. Models
 open their functions in `geutil.model.function_library`.
 """
 

@@ -31,8 +31,8 @@ from geutil.graph import (
     state,
     v1_control_flow,
 )
+from geutil.graph.call_graph import Arg, FlatBody, flat_body
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
-from geutil.graph.flat_body import Arg, FlatBody, flat_body
 from geutil.graph.function_calls import (
     Caller,
     call_others,

@@ -18,12 +18,7 @@ from geutil.gradients.barriers import (
     limit_sending,
     send_once,
 )
-from geutil.gradients.segments import (
-    SCOPE,
-    Recomputation,
-    name_of_copy,
-    name_of_sent,
-)
+from geutil.gradients.segments import SCOPE, Recomputation, name_of_copy, name_of_sent
 from geutil.gradients.step import (
     Edits,
     PlainStep,

@@ -88,11 +88,6 @@ def with_returns(plan: Recomputation, offload: Offload | None) -> Recomputation:
     return replace(plan, segments=tuple(replace(s, returned=r) for s, r in pairs))
 
 
-def offloaded(plan: Recomputation) -> list[Tensor]:
-    """Return the kept tensors that wait on another device."""
-    return list(IdentitySet(t for s in plan.segments for t in s.returned))
-
-
 def bring_back(
     plan: Recomputation, gates: Sequence[Operation], offload: Offload | None
 ) -> list[types.IdentityMap[Tensor]]:
@@ -101,7 +96,7 @@ def bring_back(
     if offload is None:
         return list(returned)
     step, away = plan.step, offload.sent
-    for t in offloaded(plan):
+    for t in plan.offloaded:
         send_once(t, offload)
     for stage, segment in enumerate(plan.segments):
         for t, begin in segment.returned.items():

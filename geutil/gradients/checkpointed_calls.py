@@ -21,20 +21,25 @@ from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import updates
 from geutil.gradients.apply import move_gradients
 from geutil.gradients.barriers import HOST, Offload, with_returns
-from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, Options, choose_all
-from geutil.gradients.encoding_ops import Encoder
+from geutil.gradients.choices import (
+    MIN_CHECKPOINT_SIZE,
+    AlwaysKept,
+    Keeping,
+    Options,
+    choose_all,
+    resolve,
+)
+from geutil.gradients.encodings import Encoder
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparation import Prepared, keep_all
 from geutil.gradients.report import publish
 from geutil.gradients.segments import Recomputation, plan_recomputation
-from geutil.gradients.selection import AlwaysKept, Keeping, resolve
 from geutil.gradients.step import PlainStep, build_step
 from geutil.graph import (
     adjacency,
     creation,
     gradient_functions,
-    image_layouts,
     placement,
     runtime,
     state,
@@ -422,7 +427,7 @@ class _Call:
         pairs = zip(stand_ins, grad_ys, strict=True)
         gradients, moved = move_gradients(step, before, pairs, graph)
         if moved:
-            image_layouts.hold_when_complete(graph)
+            runtime.keep_image_layouts(graph)
             updates.order_moved(graph, moved)
         return gradients
 

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from geutil.bodies.function_bodies import trace_bodies
 from geutil.errors import ArgumentTypeError, PlanError
-from geutil.gradients import selection, step
+from geutil.gradients import choices, step
 from geutil.gradients.barriers import HOST
 from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.loops import find_loops
@@ -216,7 +216,7 @@ def plan_curve(
     options = Options(None, MIN_CHECKPOINT_SIZE, False, HOST, 1, *how)
     plain = _prepared_on_copy(ys, xs, grad_ys, options, kwargs).candidate.plan.step
     first = given[0] if given else Budget(1.0)
-    search = BudgetSearch(plain, selection.AlwaysKept(plain), budget=first)
+    search = BudgetSearch(plain, choices.AlwaysKept(plain), budget=first)
     program = program_of(plain)
 
     def planned(limit: int) -> Plan:
@@ -256,7 +256,7 @@ def plans_within_time(
         budgets = (Budget(extra_time=share) for share in shares)
         plans = [plan(ys, xs, budget) for budget in budgets]
     else:
-        always = selection.AlwaysKept(plain)
+        always = choices.AlwaysKept(plain)
         search = BudgetSearch(plain, always, updates="none")
         plans = []
         for trial in map(search.least, shares):
@@ -279,13 +279,13 @@ def _prepared_on_copy(
     """Prepare gradients in a graph that is thrown away."""
     targets = step.require_targets(ys)
     graph = targets[0].graph
-    checkpoints = selection.checked(graph, options.checkpoints)
+    checkpoints = choices.checked(graph, options.checkpoints)
     options = replace(options, checkpoints=checkpoints)
     output_gradients = [None] if grad_ys is None else step.as_list(grad_ys)
     named = checkpoints if isinstance(checkpoints, tuple) else ()
     # The copy has to hold the tensors of the collection, too.
     if checkpoints == "collection":
-        named = selection.collected(graph)
+        named = choices.collected(graph)
     scratch = _Scratch([*targets, *step.tensors_of(output_gradients), *named], named)
     if kwargs.get("stop_gradients") is not None:
         stopped = scratch.sources(kwargs["stop_gradients"])
@@ -316,9 +316,9 @@ class _Scratch:
         self._copy: IdentityMap[Tensor] = IdentityMap(pairs)
         self._original = IdentityMap((copy, t) for t, copy in pairs)
         self._checkpoints = self.of(checkpoints)
-        self.graph.clear_collection(selection.COLLECTION)
+        self.graph.clear_collection(choices.COLLECTION)
         for t in self._checkpoints:
-            self.graph.add_to_collection(selection.COLLECTION, t)
+            self.graph.add_to_collection(choices.COLLECTION, t)
 
     def of(self, values: Iterable[Any]) -> list[Any]:
         """Return the copies of tensors and slices, and other values as they are."""

@@ -42,7 +42,7 @@ from geutil.graph.types import (
     is_func_graph,
 )
 from geutil.graph.walks import closure_by_identity
-from geutil.memory.function_memory import ITERATIONS, Called
+from geutil.memory.read import ITERATIONS, Called
 from geutil.memory.sizes import UNKNOWN, tensor_bytes
 from geutil.memory.times import BODIES, HEAVY, op_time
 from geutil.select.queries import make_view

@@ -12,24 +12,24 @@ from types import MappingProxyType
 from typing import Literal
 from weakref import WeakKeyDictionary
 
-from geutil.gradients.segments import (
-    Segment,
-    name_of_copy,
-    name_of_sent,
-    source_of,
-)
+from geutil.gradients.segments import Segment, name_of_copy, name_of_sent, source_of
 from geutil.gradients.step import PlainStep, long_sums, order_of_addition, tensors_of
 from geutil.gradients.tape.engine import additions
 from geutil.graph import runtime, walks
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import Operation, Tensor, is_tensor, unique
 from geutil.memory.buffers import Simulation
-from geutil.memory.dependencies import OrderPlan, plan_order, with_controls
 from geutil.memory.executor import SEEDS, simulate, typical
 from geutil.memory.kernels.cpu import is_held
 from geutil.memory.program import Node, Program
 from geutil.memory.read import equal_constants, read_ops
-from geutil.memory.schedule import negligible_size, quick_order
+from geutil.memory.schedule import (
+    OrderPlan,
+    negligible_size,
+    plan_order,
+    quick_order,
+    with_controls,
+)
 from geutil.memory.sizes import known_dims, negligible_bytes, tensor_bytes
 
 _BARRIER = Node(

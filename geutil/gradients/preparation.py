@@ -11,20 +11,23 @@ import tensorflow as tf
 
 from geutil.errors import PlanError
 from geutil.gradients.apply import build_recomputation, edges_of, set_back
-from geutil.gradients.barriers import Offload, offloaded, with_returns
+from geutil.gradients.barriers import Offload, with_returns
 from geutil.gradients.choices import (
     BFLOAT16,
+    PLAIN,
     Candidate,
+    Keeping,
     Options,
+    checked,
     choose_all,
     refuse_mesh,
+    resolve,
 )
-from geutil.gradients.encoding_ops import Encoder, halve
+from geutil.gradients.encodings import Encoder, halve
 from geutil.gradients.planning import Budget
 from geutil.gradients.prediction import program_of
 from geutil.gradients.report import Report, make_report, with_halved
 from geutil.gradients.segments import Recomputation, plan_recomputation
-from geutil.gradients.selection import PLAIN, Keeping, checked, resolve
 from geutil.gradients.step import (
     Edits,
     PlainStep,
@@ -38,7 +41,6 @@ from geutil.graph import (
     adjacency,
     creation,
     function_calls,
-    image_layouts,
     op_types,
     placement,
     runtime,
@@ -107,7 +109,7 @@ class Prepared:
         options = self.options
         report = self.report(is_ordered_later=options.order)
         step = build_recomputation(self.candidate.plan, self.offload)
-        image_layouts.hold_when_complete(step.graph)
+        runtime.keep_image_layouts(step.graph)
         if options.encode == BFLOAT16 and not runtime.is_compiled_by_xla(step.graph):
             # All that is kept then, to recompute from it as well.
             halved = halve(step, options.min_checkpoint_size, self.encoder)
@@ -127,10 +129,10 @@ class Prepared:
         if compiled and self.options.encode == BFLOAT16:
             warnings.append(_XLA_WIDENS)
         warnings += _warnings_of_sizes(plan.step.ops(), compiled=compiled)
-        if image_layouts.are_turned(plan.step.graph):
+        if runtime.turns_images(plan.step.graph):
             warnings.append(_TURNED)
-        sent = offloaded(plan)
-        if compiled and offloaded(with_returns(plan, self.offload)):
+        sent = plan.offloaded
+        if compiled and with_returns(plan, self.offload).offloaded:
             warnings.append(_ONE_DEVICE)
         # XLA has an order of its own, which is taken to hold as little.
         ordered = bool(plan.segments) if compiled else self.options.order

@@ -13,19 +13,17 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.choices import Candidate, LoopValues
-from geutil.gradients.encoding_ops import Halved
-from geutil.gradients.encodings import EncodedTensor, EncodingPlan
+from geutil.gradients.choices import Candidate, Keeping, LoopValues
+from geutil.gradients.encodings import EncodedTensor, EncodingPlan, Halved
 from geutil.gradients.planning.plans import at_least
 from geutil.gradients.prediction import StepProgram, program_of
 from geutil.gradients.segments import is_parameter
-from geutil.gradients.selection import Keeping
 from geutil.graph.runtime import enclosing_graphs
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, Tensor, is_func_graph, is_graph, type_name
 from geutil.lazy import Shown
 from geutil.memory.bounds import has_solver, worst_of
-from geutil.memory.dependencies import OrderPlan
+from geutil.memory.schedule import OrderPlan
 from geutil.memory.sizes import Dims, open_shapes_of, tensor_bytes
 from geutil.memory.times import multiply_adds
 from geutil.select.names import LayerNames, with_layer

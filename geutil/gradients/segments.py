@@ -243,6 +243,11 @@ class Recomputation:
     fetched: Mapping[Operation, float] = field(default_factory=dict)
 
     @property
+    def offloaded(self) -> list[Tensor]:
+        """The kept tensors that wait on another device."""
+        return list(IdentitySet(t for s in self.segments for t in s.returned))
+
+    @property
     def transfer_time(self) -> float:
         """How long results are on the way to another device and back, all in all."""
         back = (self.fetched[op] for s in self.segments for op in s.fetched)

@@ -26,9 +26,8 @@ from geutil.graph.types import (
     unique,
 )
 from geutil.graph.walks import closure
-from geutil.memory.function_memory import Called
 from geutil.memory.kernels import cpu
-from geutil.memory.read import calls_of
+from geutil.memory.read import Called, calls_of
 from geutil.memory.times import Times, op_times
 from geutil.select.walks import get_backward_walk_ops
 

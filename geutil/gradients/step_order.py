@@ -2,7 +2,7 @@
 
 The executor runs any ready op, in an order that depends on threads, load and addresses.
 Here the whole step, updates included, is planned, and its large ops are made to wait
-for the ops that the plan has before them (`geutil.memory.dependencies`).
+for the ops that the plan has before them (`geutil.memory.schedule`).
 """
 
 # Loops run few iterations at once: each of 32 would hold gradients of all weights of
@@ -30,20 +30,14 @@ from geutil.graph import (
     state,
     v1_control_flow,
 )
-from geutil.graph.types import (
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_reference,
-)
-from geutil.memory import function_memory, sizes
+from geutil.graph.types import MutableIdentityMap, Operation, Tensor, is_reference
+from geutil.memory import sizes
 from geutil.memory.buffers import Simulation
-from geutil.memory.dependencies import OrderPlan, plan_order
 from geutil.memory.executor import simulate_with_copies
 from geutil.memory.kernels import onednn
 from geutil.memory.program import Node, Program
-from geutil.memory.read import calls_of, equal_constants, read_ops
-from geutil.memory.schedule import negligible_size
+from geutil.memory.read import ITERATIONS, calls_of, equal_constants, read_ops
+from geutil.memory.schedule import OrderPlan, negligible_size, plan_order
 from geutil.memory.sizes import tensor_bytes
 
 SCOPE = "ordered"
@@ -97,7 +91,7 @@ def order_step(
     # places in an order that was planned before, `elsewhere` ops on another device.
     for op in ops:
         if op.type in op_types.LOOPS:
-            function_calls.limit_parallel_iterations(op, function_memory.ITERATIONS)
+            function_calls.limit_parallel_iterations(op, ITERATIONS)
     ops = _with_layers_apart(ops, may_await)
     sizes.settle_shapes(ops)
     calls, dims = calls_of(ops), sizes.known_dims

@@ -22,17 +22,9 @@ from geutil.gradients.preparation import ATTEMPTS, Replanning
 from geutil.gradients.report import Report, holding_gradients, last_report, replace_last
 from geutil.gradients.step import Edits, PlainStep, tensors_of
 from geutil.gradients.step_order import OrderedStep, Phase, order_step
-from geutil.graph import (
-    adjacency,
-    call_graph,
-    creation,
-    image_layouts,
-    runtime,
-    state,
-    types,
-)
+from geutil.graph import adjacency, call_graph, creation, runtime, state, types
 from geutil.graph.types import Graph, IdentitySet, Operation
-from geutil.memory.dependencies import OrderPlan
+from geutil.memory.schedule import OrderPlan
 from geutil.select.conversions import graph_of_all
 
 _logger = logging.getLogger("geutil")
@@ -286,7 +278,7 @@ class _Orders:
                 break
             asked -= missed
             step, report = found
-            image_layouts.hold(use)
+            runtime.mark_image_layouts(use)
             self._forget()
             self.add(step, report)
             ordered = self._ordered_step(targets, use) or ordered

@@ -58,9 +58,7 @@ from tensorflow.python.framework import function as version_1_functions
 from tensorflow.python.framework import ops
 from tensorflow.python.framework.c_api_util import tf_buffer
 from tensorflow.python.framework.config import is_op_determinism_enabled
-from tensorflow.python.framework.cpp_shape_inference_pb2 import (
-    CppShapeInferenceResult,
-)
+from tensorflow.python.framework.cpp_shape_inference_pb2 import CppShapeInferenceResult
 from tensorflow.python.framework.func_graph import FuncGraph
 from tensorflow.python.framework.function_def_to_graph import function_def_to_graph
 from tensorflow.python.framework.kernels import get_registered_kernels_for_op

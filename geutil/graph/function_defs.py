@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from geutil.graph import _tf, call_graph, creation, op_types
 from geutil.graph._tf import TF_DeleteFunction, TF_FunctionToFunctionDef, TF_GetBuffer
-from geutil.graph.flat_body import Arg
+from geutil.graph.call_graph import Arg
 from geutil.graph.gradient_functions import ATTRIBUTE
 from geutil.graph.protos import FunctionDef, FunctionDefLibrary
 from geutil.graph.types import Graph, Operation, Tensor

@@ -27,9 +27,9 @@ from geutil.graph import (
     call_graph,
     creation,
     op_types,
+    replicas,
     resource_variables,
     state,
-    strategy_variables,
 )
 from geutil.graph._tf import ConcreteFunction, FuncGraph, TraceLiteral
 from geutil.graph.protos import FunctionDef, FunctionDefLibrary
@@ -283,7 +283,7 @@ def set_ends(graph: Graph, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) 
 def seen_variables(graph: Graph) -> list[tf.Variable]:
     """Return the live variables that were read under `graph`, in order of capture."""
     by_handle = {
-        id(strategy_variables.local_handle(v)): strategy_variables.first_copy(v)
+        id(replicas.local_handle(v)): replicas.first_copy(v)
         for v in graph._watched_variables
     }
     return [by_handle[id(e)] for e, _ in graph.captures if id(e) in by_handle]
@@ -351,7 +351,7 @@ def call_function(
     # In a replica of `tf.distribute` it reads that one's copies of variables. Grappler
     # in the first call takes longer than a graph itself that runs a few times.
     flat = [arguments[name] for name in function._arg_keywords]
-    captured = strategy_variables.captured_here(function)
+    captured = replicas.captured_here(function)
     with nullcontext() if optimized else _without_grappler():
         results: dict[str, Any] = function._call_flat(flat, captured)
     return results

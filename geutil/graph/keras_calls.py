@@ -1,4 +1,4 @@
-"""Calls of Keras layers, recorded or read off name scopes, and losses given meanwhile.
+"""The Keras objects behind a graph: calls of layers, their losses, training flags.
 
 Keras opens a name scope for each call of a layer. TensorFlow makes the name of a scope
 unique: a layer `conv` may be in scope `net_1/conv_1`, while a layer `conv_1` is in
@@ -9,11 +9,17 @@ how Keras opened the scopes.
 Keras 3 opens two scopes for each call, the first of them to build the layer, which adds
 no ops to a graph when the layer is built already. tf_keras opens one, and its
 SavedModels hold the names of the layers.
+
+Keras freezes layers by flags of its own: `keras.Variable.trainable`, or that of a
+layer. The `tf.Variable` behind it stays trainable, and knows nothing of its owners; nor
+does a function that captured it. So owners are looked for among all objects.
 """
 
 from __future__ import annotations
 
 import functools
+import gc
+import sys
 import threading
 import weakref
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -24,9 +30,128 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.graph.state import slot
-from geutil.graph.training_flags import keras_layers
 from geutil.graph.types import Graph, Tensor, is_tensor, scopes_around
-from geutil.graph.walks import tree
+from geutil.graph.walks import closure, tree
+
+_NOTED = "_geutil_trainable"
+_OWNERS = "_geutil_owners"
+_KINDS = (
+    ("keras", "Variable", "_value"),
+    ("keras", "Layer", "_trainable_variables"),
+    ("tf_keras", "layers.Layer", "_trainable_weights"),
+)
+"""Package and class of each owner of a flag, and the attribute with its variables."""
+
+
+def set_trainable(variable: tf.Variable, trainable: bool) -> None:
+    """Note whether a variable is trained; the variable stays as it is."""
+    # That cannot be changed for good without breaking the layer when it is thawed
+    # again.
+    setattr(variable, _NOTED, trainable)
+
+
+def trained(variables: Iterable[tf.Variable]) -> tuple[tf.Variable, ...]:
+    """Return those of some variables that are trained."""
+    # A variable is, unless it says otherwise itself, or one of its owners does now, or
+    # `set_trainable` did. One pass over all objects that Python's garbage collector
+    # knows (some 0.06 s for each million), at the first question.
+    variables = tuple(variables)
+    _find_owners([v for v in variables if not hasattr(v, _OWNERS)])
+    return tuple(v for v in variables if _is_trained(v))
+
+
+def _is_trained(variable: tf.Variable) -> bool:
+    flags = [bool(variable.trainable), getattr(variable, _NOTED, True)]
+    for reference, flag in getattr(variable, _OWNERS):
+        owner = reference()
+        flags.append(flag if owner is None else owner.trainable)
+    return all(flags)
+
+
+def note_owners(model: Any, variables: Iterable[tf.Variable]) -> None:
+    """Note the owners of the variables of a Keras model, which may go away."""
+    variables = list(variables)
+    kinds = _kinds()
+    owners = [*model.variables, *model._flatten_layers()]
+    owned = [(owner, _owned_by(owner, kinds)) for owner in owners]
+    _note(variables, [(model, variables), *owned])
+
+
+def _find_owners(variables: Sequence[tf.Variable]) -> None:
+    """Look for the owners of variables among all objects."""
+    if variables:
+        _note(variables, _owners())
+
+
+def _note(
+    variables: Iterable[tf.Variable], owners: Iterable[tuple[Any, Iterable[Any]]]
+) -> None:
+    """Note the owners of variables, weakly, and their flags in case they go away."""
+    notes: dict[int, list[Any]] = {}
+    for variable in variables:
+        notes[id(variable)] = []
+        setattr(variable, _OWNERS, notes[id(variable)])
+    for owner, owned in owners:
+        # A layer whose construction ended in an error has no flag yet.
+        note = weakref.ref(owner), bool(getattr(owner, "trainable", True))
+        for variable in owned:
+            notes.get(id(variable), []).append(note)
+
+
+def _owners() -> Iterator[tuple[Any, list[Any]]]:
+    """Yield the objects of Keras that have a flag, with their variables."""
+    kinds = _kinds()
+    for owner in _alive([kind for kind, _ in kinds]):
+        yield owner, _owned_by(owner, kinds)
+
+
+def _alive(kinds: Sequence[type]) -> list[Any]:
+    """Return the objects of classes and of their subclasses."""
+    classes = closure(kinds, type.__subclasses__)
+    if not classes:
+        return []
+    # `issubclass` takes four times as long, and there are many objects.
+    return [one for one in gc.get_objects() if type(one) in classes]
+
+
+def _owned_by(owner: Any, kinds: Iterable[tuple[Any, str]]) -> list[Any]:
+    """Return the variables of TensorFlow that an object of Keras has itself."""
+    owned = []
+    for kind, attribute in kinds:
+        if isinstance(owner, kind) and hasattr(owner, attribute):
+            held = getattr(owner, attribute)
+            listed = held if isinstance(held, list | tuple) else [held]
+            # Keras 3 wraps the variable of TensorFlow.
+            owned += [getattr(v, "_value", v) for v in listed]
+    return owned
+
+
+def _kinds() -> list[tuple[Any, str]]:
+    """Return the classes that are imported, with the attribute of each."""
+    kinds = []
+    for package, path, attribute in _KINDS:
+        kind: Any = sys.modules.get(package)
+        for name in path.split("."):
+            kind = getattr(kind, name, None)
+        if kind is not None:
+            kinds.append((kind, attribute))
+    return kinds
+
+
+@contextmanager
+def flags_as_noted(variables: Iterable[tf.Variable]) -> Iterator[None]:
+    """Set the flags of the variables themselves as noted, while a block runs."""
+    variables = tuple(variables)
+    kept = frozenset(map(id, trained(variables)))
+    frozen = [v for v in variables if v.trainable and id(v) not in kept]
+    for variable in frozen:
+        variable._trainable = False
+    try:
+        yield
+    finally:
+        for variable in frozen:
+            variable._trainable = True
+
 
 _HELD = ("_losses", "_eager_losses")
 """The lists of a layer: of Keras 3 the first, of tf_keras both; calls fill the last."""
@@ -78,7 +203,10 @@ def losses_taken(owner: Any = None) -> Iterator[list[LosingLayer]]:
 
 
 def _layers(owner: Any) -> list[Any]:
-    return keras_layers() if owner is None else list(owner._flatten_layers())
+    """Return the layers of a model; of all objects, in no certain order, for None."""
+    if owner is not None:
+        return list(owner._flatten_layers())
+    return _alive([kind for kind, attribute in _kinds() if attribute != "_value"])
 
 
 def _lists(layer: Any) -> list[list[Any]]:

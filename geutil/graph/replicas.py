@@ -2,7 +2,8 @@
 
 Replicas that one process traces share a graph: the second finds the ops of the first in
 it, gradients included. TensorFlow tells them apart by name scopes, `replica_1/` and on;
-the first has none.
+the first has none. A variable of a strategy has a copy on each device: models are made
+of the first copies, which are plain variables; a replica reads its own copy.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from geutil.graph import adjacency, op_types
+from geutil.graph import _tf, adjacency, op_types
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure, walk_by_identity
 
@@ -239,3 +241,84 @@ def own_summand(tensor: Tensor, is_summand: Callable[[Operation], bool]) -> Tens
 
     tensors = walk_by_identity([tensor], behind)
     return next((t for t in tensors if is_summand(t.op)), tensor)
+
+
+def in_scope() -> bool:
+    """Tell whether the scope of a strategy is open here, and no replica is traced."""
+    return tf.distribute.has_strategy() and not _is_replica()
+
+
+def needs_copies() -> bool:
+    """Tell whether the scope of a strategy of several replicas is open here."""
+    return in_scope() and tf.distribute.get_strategy().num_replicas_in_sync > 1
+
+
+def first_copy(variable: Any) -> Any:
+    """Return the first copy of a variable of a strategy; another variable as it is."""
+    copies = getattr(variable, "values", None)
+    return copies[0] if isinstance(copies, tuple) else variable
+
+
+def first_handle(captured: Any) -> Any:
+    """Return the handle of the first copy, if a captured variable has copies."""
+    copy = first_copy(captured)
+    return captured if copy is captured else copy.handle
+
+
+def whole(variable: Any) -> Any:
+    """Return the variable of a strategy that a copy belongs to, or the variable."""
+    return _tf.value_container(variable)
+
+
+def local_handle(variable: Any) -> Any:
+    """Return the handle of this replica's copy; outside of replicas, the first one."""
+    if _is_replica():
+        return variable.handle
+    return first_copy(variable).handle
+
+
+def assign(handle: Any, value: Any) -> None:
+    """Set a float32 variable by its handle, in all of its copies."""
+    owner = getattr(handle, "_distributed_container", None)
+    # TensorFlow keeps a weak reference to the container.
+    found = owner() if callable(owner) else None
+    copies = [handle] if found is None else [copy.handle for copy in found.values]
+    for copy in copies:
+        tf.raw_ops.AssignVariableOp(resource=copy, value=np.asarray(value, np.float32))
+
+
+def moved_by(function: Any) -> list[tuple[Operation, Any]]:
+    """Return the ops of a concrete function that write float variables, with these."""
+    # Those in bodies of loops and conditionals are left out.
+    variable_by_handle = {id(v.handle): v for v in function.variables}
+    variable_by_input = {
+        id(inside): variable_by_handle[id(outside)]
+        for outside, inside in function.graph.captures
+        if id(outside) in variable_by_handle
+    }
+    return [
+        (op, variable)
+        for op in function.graph.get_operations()
+        if op.type in _WRITING
+        and (variable := variable_by_input.get(id(op.inputs[0]))) is not None
+        and variable.dtype.is_floating
+    ]
+
+
+_WRITING = op_types.ASSIGNMENTS | op_types.INCREMENTS
+
+
+def captured_here(function: Any) -> list[Any]:
+    """Return the captures of a function, with the handles of this replica's copies."""
+    # Tapes record that those variables are read.
+    variable_by_handle = {id(v.handle): v for v in function.variables}
+    found = []
+    for captured in function.captured_inputs:
+        variable = variable_by_handle.get(id(captured))
+        owner = None if variable is None else whole(variable)
+        if owner is None or owner is variable:
+            found.append(captured)
+            continue
+        _tf.variable_accessed(owner)
+        found.append(local_handle(owner))
+    return found

@@ -9,6 +9,8 @@ pattern: the others are copies of its nodes, imported together.
 A `tf.Variable` made in a `tf.Graph` is a Python object in the graph's collections
 besides its ops. Without the object a copy has no initializer to run and nothing for
 `tf.compat.v1.train.Saver` to save.
+
+A graph has one counter of training steps, however many places read it.
 """
 
 from __future__ import annotations
@@ -22,21 +24,15 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import (
-    creation,
-    op_types,
-    replicas,
-    state,
-    strategy_variables,
-    types,
-)
+from geutil.errors import ArgumentTypeError, TransformError
+from geutil.graph import creation, op_types, replicas, state, types
 from geutil.graph._tf import (
     ResourceVariable,
     UninitializedVariable,
     VariableDef,
     get_resource_handle_data,
 )
-from geutil.graph.types import Graph, MutableIdentityMap, is_func_graph
+from geutil.graph.types import Graph, MutableIdentityMap, Tensor, is_func_graph
 from geutil.graph.walks import node_name
 
 _logger = logging.getLogger("geutil")
@@ -68,7 +64,7 @@ def variable_outside(
 
 def _are_of_strategy(graph: Graph) -> bool:
     """Tell whether new variables are those of a strategy of `tf.distribute`."""
-    in_scope = is_func_graph(graph) and strategy_variables.in_scope()
+    in_scope = is_func_graph(graph) and replicas.in_scope()
     return in_scope or replicas.current() is not None
 
 
@@ -79,7 +75,7 @@ class _KeptVariables(dict[int, Any]):
 def handle_in(graph: Graph, variable: Any) -> Any:
     """Return the handle of a variable as ops of a graph can read it."""
     # A FuncGraph captures it, and keeps the variable alive.
-    handle = strategy_variables.local_handle(variable)
+    handle = replicas.local_handle(variable)
     if not is_func_graph(graph) or getattr(handle, "graph", None) is graph:
         return handle
     graph.watch_variable(variable)
@@ -322,3 +318,93 @@ def _carry(
         if definition.is_resource:
             return ResourceVariable.from_proto(definition)
         return tf.compat.v1.Variable.from_proto(definition)
+
+
+STEP_NAME = "fake_quantization_step"
+
+
+class StepCounter:
+    """A variable that grows by one with each step, and its value in the step."""
+
+    def __init__(self, graph: Graph, variable: Any) -> None:
+        self.variable = variable  # An int64 variable that is not trained.
+        scope = f"{STEP_NAME}_count"
+        with creation.neutral(graph), replicas.device(), tf.name_scope(scope):
+            # A variable of a strategy would add on all replicas, for each of them.
+            handle = handle_in(graph, variable)
+            before = tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.int64)
+            # The order is stated, since a v1 graph has none of its own.
+            with tf.control_dependencies([before]):
+                counted = tf.raw_ops.AssignAddVariableOp(
+                    resource=handle, value=tf.constant(1, tf.int64)
+                )
+            with tf.control_dependencies([counted]):
+                # The number of this step; the first is 1. Who reads it has the step
+                # counted; all readers together have it counted once.
+                self.value: Tensor = tf.add(before, 1, name="value")
+
+
+class _StepCounters(dict[int, StepCounter]):
+    """The step counters of a graph, by the replica that reads them."""
+
+
+def step_counter(graph: Graph, variable: Any = None) -> StepCounter:
+    """Return the step counter of a graph, made on the first call.
+
+    In the FuncGraph of a `tf.function` the variable is made outside, and the graph
+    keeps it alive. In a v1 graph it is a global variable, to be initialized with the
+    others; each `Session.run` that depends on the counter counts.
+
+    Args:
+        graph: the graph; the FuncGraph of a function only while it is traced.
+        variable: the variable to count in; None makes one, of name
+            `fake_quantization_step`. A function that is traced more than once needs one
+            for all traces.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.graph.resource_variables import step_counter
+        >>> with tf.Graph().as_default() as graph:
+        ...     value = step_counter(graph).value
+        ...     start = tf.compat.v1.global_variables_initializer()
+        >>> step_counter(graph).value is value
+        True
+        >>> with tf.compat.v1.Session(graph=graph) as session:
+        ...     session.run(start)
+        ...     [int(session.run(value)) for _ in range(3)]
+        [1, 2, 3]
+    """
+    if variable is not None:
+        check_step_variable(variable)
+    counter = step_counter_of(graph)
+    if counter is None:
+        if variable is None:
+            variable = variable_outside(graph, np.int64(0), STEP_NAME)
+        counter = StepCounter(graph, variable)
+        state.slot(graph, _StepCounters)[replicas.index()] = counter
+    if variable is not None and counter.variable is not variable:
+        raise TransformError(
+            f"the graph counts its steps in '{counter.variable.name}' already, not in "
+            f"'{variable.name}'; pass the same variable, or none"
+        )
+    return counter
+
+
+def step_counter_of(graph: Graph) -> StepCounter | None:
+    """Return the step counter of a graph, if it has one."""
+    # Each replica of `tf.distribute` counts in a copy of its own.
+    return state.slot(graph, _StepCounters).get(replicas.index())
+
+
+def check_step_variable(variable: Any) -> None:
+    """Raise ArgumentTypeError for a variable that cannot count steps."""
+    if not isinstance(variable, tf.Variable) or not hasattr(variable, "handle"):
+        raise ArgumentTypeError(
+            "steps are counted in a resource variable, such as tf.Variable(0, "
+            f"dtype=tf.int64, trainable=False), not in {types.type_name(variable)}"
+        )
+    if variable.dtype != tf.int64:
+        raise ArgumentTypeError(
+            f"steps are counted in int64, and '{variable.name}' is of type "
+            f"{variable.dtype.name}"
+        )

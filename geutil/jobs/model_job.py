@@ -29,11 +29,7 @@ from typing import Any
 
 from geutil.errors import Words, spoken_with, vocabulary
 from geutil.jobs.batch_inputs import DataSource, PipelineStep
-from geutil.jobs.batch_report import (
-    BatchEntry,
-    BatchStep,
-    write_json,
-)
+from geutil.jobs.batch_report import BatchEntry, BatchStep, write_json
 from geutil.progress import MOVED, note
 from geutil.sizes import size_of
 

@@ -18,12 +18,7 @@ from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.program import Node, Program
 from geutil.memory.read import constant_bytes, variable_bytes
 from geutil.memory.sizes import tensor_bytes
-from geutil.memory.step_prediction import (
-    Step,
-    executed_step,
-    fetches_of,
-    step_program,
-)
+from geutil.memory.step_prediction import Step, executed_step, fetches_of, step_program
 from geutil.memory.timeline import LiveTensor, Measurement, Timeline
 from geutil.select.conversions import graph_of_all
 from geutil.sizes import size_text

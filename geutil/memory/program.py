@@ -88,12 +88,12 @@ class Node(NamedTuple):
             input's buffer if it is of its size and nobody else will read it.
         temporary: the bytes that it holds only while it runs.
         packed: the bytes that its kernel takes beside TensorFlow's allocator while it
-            runs (`geutil.memory.kernels.packing.packed_bytes`).
+            runs (`geutil.memory.kernels.cpu.packed_bytes`).
         surge: the bytes that it may hold besides under a bad schedule: more iterations
             of a loop at once.
         cheap: the executor runs it at once rather than hand it to a thread.
         queue: nodes with the same one can wait for each other
-            (`geutil.memory.dependencies`); None if a node runs as soon as it can.
+            (`geutil.memory.schedule`); None if a node runs as soon as it can.
         updates: of a node that changes a variable: the tensors that are the variable's
             buffer until then. If any is still to be read, the first output is a new
             buffer for the variable, which counts until the old one is let go; else

@@ -11,18 +11,18 @@ from typing import Any, NamedTuple
 
 from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import adjacency, creation, runtime, shape_inference, types
-from geutil.graph.placement import (
-    checked_default,
-    kind_of,
-    places_of,
-    planned_for,
-)
+from geutil.graph.placement import checked_default, kind_of, places_of, planned_for
 from geutil.graph.protos import all_nodes
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.executor import simulate, typical
-from geutil.memory.function_memory import uncounted_loops
 from geutil.memory.program import Program
-from geutil.memory.read import calls_in, device_of, equal_constants, read_ops
+from geutil.memory.read import (
+    calls_in,
+    device_of,
+    equal_constants,
+    read_ops,
+    uncounted_loops,
+)
 from geutil.memory.sizes import Shapes
 from geutil.memory.timeline import Timeline
 from geutil.memory.times import Times, op_times

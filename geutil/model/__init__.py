@@ -43,8 +43,7 @@ if typing.TYPE_CHECKING:
     from geutil.model.comparison import Comparison
     from geutil.model.core import ModelFunction
     from geutil.model.files.inspect_files import inspect
-    from geutil.model.files.inspection import Inspection
-    from geutil.model.files.tflite_inspection import TFLiteInspection
+    from geutil.model.files.inspection import Inspection, TFLiteInspection
     from geutil.model.model import Body, Model
     from geutil.model.opener import from_tflite, open
     from geutil.model.sources.tflite_files import tflite_kinds
@@ -63,8 +62,7 @@ else:
             "comparison": ("Comparison",),
             "core": ("ModelFunction",),
             "files.inspect_files": ("inspect",),
-            "files.inspection": ("Inspection",),
-            "files.tflite_inspection": ("TFLiteInspection",),
+            "files.inspection": ("Inspection", "TFLiteInspection"),
             "model": ("Body", "Layer", "Model"),
             "opener": ("from_tflite", "open"),
             "geutil.capabilities.power_kinds": ("Power", "Powers"),

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import functions, keras_calls, strategy_variables, training_flags
+from geutil.graph import functions, keras_calls, replicas
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor, type_name
 from geutil.lazy import Shown
@@ -242,7 +242,7 @@ class ModelFunction:
     ) -> None:
         self.concrete_function = function
         # A copy does not keep the whole.
-        self._variables = tuple(map(strategy_variables.whole, function.variables))
+        self._variables = tuple(map(replicas.whole, function.variables))
         self._inputs = dict(inputs)
         self._outputs = outputs
 
@@ -258,7 +258,7 @@ class ModelFunction:
         A variable is, unless it says otherwise itself, or a Keras layer that it belongs
         to does. Of SavedModels, see `trainable` of `geutil.model.open`.
         """
-        return training_flags.trained(self.variables)
+        return keras_calls.trained(self.variables)
 
     def __call__(self, /, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Compute the outputs.

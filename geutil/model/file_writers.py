@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from geutil.errors import ModelError, Words
 from geutil.formats import refusal, written_atomically
-from geutil.graph import op_types, protos, training_flags
+from geutil.graph import keras_calls, op_types, protos
 from geutil.graph.walks import node_name, short_name, tensor_name
 from geutil.model import frozen_variables, programs
 from geutil.model.core import EditableModel
@@ -117,7 +117,7 @@ def _write_saved_model(model: EditableModel, path: Path) -> None:
     }
     try:
         # TensorFlow saves the flags of the variables, and geutil only notes its own.
-        with training_flags.flags_as_noted(model.variables.values()):
+        with keras_calls.flags_as_noted(model.variables.values()):
             tf.saved_model.save(root, str(path), signatures=signatures)
     except (ValueError, TypeError, AssertionError, tf.errors.OpError) as error:
         raise ModelError(f"TensorFlow cannot save {model!r}: {error}") from error
@@ -161,7 +161,7 @@ def _root(model: EditableModel, functions: Iterable[Any]) -> Any:
         holdings = holdings.merged(opened.holdings)
     variables = list(holdings.variables.values())
     root.variables = variables
-    trained = training_flags.trained(variables)
+    trained = keras_calls.trained(variables)
     trained_ids = {id(v) for v in trained}
     root.trainable_variables = list(trained)
     root.non_trainable_variables = [v for v in variables if id(v) not in trained_ids]

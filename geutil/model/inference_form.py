@@ -33,7 +33,7 @@ from geutil.reroute.tensors import reroute_ts
 from geutil.rewrite import Any as AnyTensor
 from geutil.rewrite import Const, Match, Op, Rule, constant_value, rewrite
 from geutil.rewrite.rules import constant_folding, dead_branch_folding
-from geutil.rewrite.rules.dead_branch import is_true
+from geutil.rewrite.rules.constant_folding import is_true
 from geutil.select.networks import batch_norms, moving_averages
 from geutil.select.networks.batch_norms import SHAPING, BatchMoments
 from geutil.select.networks.moving_averages import MovingVariable

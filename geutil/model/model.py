@@ -14,11 +14,9 @@ from geutil import lazy
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.model import (
     comparison,
-    constants,
     file_writers,
     frozen_variables,
     function_edits,
-    joined_models,
     model_ends,
     training_parts,
     unrolled_loops,
@@ -34,8 +32,7 @@ from geutil.model.function_library import (
     FunctionLibrary,
     Functions,
 )
-from geutil.model.joined_models import Links
-from geutil.model.model_ends import Selection
+from geutil.model.model_ends import Links, Selection
 from geutil.model.shared_state import SharedState, check_copies, restore
 from geutil.model.sources.objects import Source
 from geutil.model.to_graph import GraphParts
@@ -397,7 +394,7 @@ class Model(EditableModel):
             >>> float(tape.gradient(loss, thawed.variables["w"]))
             2.0
         """
-        return constants.thaw(self, regex)
+        return frozen_variables.thaw(self, regex)
 
     def save(
         self,
@@ -555,7 +552,7 @@ class Model(EditableModel):
             >>> m.run(x=[1.0])
             {'y': array([200.], dtype=float32)}
         """
-        return joined_models.splice(self, other, replaced, feeds, scope, signature)
+        return model_ends.splice(self, other, replaced, feeds, scope, signature)
 
     def join(
         self,
@@ -608,7 +605,7 @@ class Model(EditableModel):
             {'y': array([3.], dtype=float32), 'of_z': array([6.], dtype=float32),
              'of_x': array([3.], dtype=float32)}
         """
-        return joined_models.join(self, other, inputs, scope, signature)
+        return model_ends.join(self, other, inputs, scope, signature)
 
     def prepend(
         self,
@@ -652,7 +649,7 @@ class Model(EditableModel):
             >>> list(m.signatures)
             ['serving_default', 'text']
         """
-        return joined_models.prepend(self, other, inputs, signature)
+        return model_ends.prepend(self, other, inputs, signature)
 
     def append(
         self,
@@ -690,7 +687,7 @@ class Model(EditableModel):
             >>> model.open(f).append(model.open(largest)).run(x=[1.0, 2.0])
             {'largest': array(4., dtype=float32)}
         """
-        return joined_models.append(self, other, inputs, signature)
+        return model_ends.append(self, other, inputs, signature)
 
     def rename(
         self,

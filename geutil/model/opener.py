@@ -17,7 +17,7 @@ import tensorflow as tf
 from geutil import lazy, tflite
 from geutil.errors import ModelError, TFLiteError, Words
 from geutil.formats import is_tflite_file
-from geutil.graph import functions, strategy_variables, training_flags, types
+from geutil.graph import functions, keras_calls, replicas, types
 from geutil.model.core import Signatures
 from geutil.model.files import keras_files, proto_files, validation
 from geutil.model.model import Model
@@ -199,7 +199,7 @@ def _train_only(model: Model, names: Iterable[str]) -> None:
             )
         chosen.update(found)
     for name, variable in model.variables.items():
-        training_flags.set_trainable(variable, name in chosen)
+        keras_calls.set_trainable(variable, name in chosen)
 
 
 _ALLOWED = ("any", "compute")
@@ -353,12 +353,12 @@ def _of_keras_model(model: Any, name: str) -> Source:
     weights = objects.weights_of(model)
     holdings = SharedState()
     holdings.add_variables((w.variable for w in weights), (w.name for w in weights))
-    training_flags.note_owners(model, (weight.variable for weight in weights))
-    listed = {id(strategy_variables.whole(weight.variable)) for weight in weights}
+    keras_calls.note_owners(model, (weight.variable for weight in weights))
+    listed = {id(replicas.whole(weight.variable)) for weight in weights}
     for variable in read:
-        if id(strategy_variables.whole(variable)) not in listed:
+        if id(replicas.whole(variable)) not in listed:
             # A state that a layer keeps between calls: the model does not train it.
-            training_flags.set_trainable(variable, False)
+            keras_calls.set_trainable(variable, False)
     holdings.add_variables(read)
     return _single(f"Keras model '{model.name}'", name, program, holdings)
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from geutil.bodies.inlining import NodeOrigin
 from geutil.errors import ModelError, Words
-from geutil.graph import functions, gradient_functions, state, strategy_variables
+from geutil.graph import functions, gradient_functions, replicas, state
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
 from geutil.graph.walks import node_name, tensor_name
 from geutil.model import programs
@@ -170,8 +170,8 @@ class SharedState:
         """Hold more variables, under given or their own names where these are free."""
         variable_ids = {id(v) for v in self.variables.values()}
         for given, preferred_name in itertools.zip_longest(variables, names):
-            variable = strategy_variables.first_copy(given)
-            self.wholes[id(variable)] = strategy_variables.whole(variable)
+            variable = replicas.first_copy(given)
+            self.wholes[id(variable)] = replicas.whole(variable)
             if id(variable) not in variable_ids:
                 variable_ids.add(id(variable))
                 name = preferred_name or node_name(variable.name)
@@ -228,17 +228,17 @@ def check_initialized(
 
 def check_copies(function: Any) -> None:
     """Refuse a function whose variables the replicas of a strategy would not share."""
-    if not strategy_variables.needs_copies():
+    if not replicas.needs_copies():
         return
     kind = type(tf.distribute.get_strategy()).__name__
     for variable in function.variables:
-        if strategy_variables.whole(variable) is variable:
+        if replicas.whole(variable) is variable:
             raise ModelError(
                 f"the replicas of the {kind} in scope would share variable "
                 f"'{variable.name}', which has no copies; open the model, or build its "
                 "Keras model, within strategy.scope()"
             )
-    for op, variable in strategy_variables.moved_by(function):
+    for op, variable in replicas.moved_by(function):
         raise ModelError(
             f"'{op.name}' ({op.type}) moves '{variable.name}' by what a replica of the "
             f"{kind} in scope sees, so that its copies would differ; to learn ranges "
@@ -272,5 +272,5 @@ def restore(holdings: SharedState, checkpoint: str) -> list[str]:
             )
     for name, variable in variable_by_name.items():
         # Within a strategy, all copies of a variable have to get the value.
-        strategy_variables.whole(variable).assign(reader.get_tensor(name))
+        replicas.whole(variable).assign(reader.get_tensor(name))
     return [name for name in holdings.variables if name not in variable_by_name]

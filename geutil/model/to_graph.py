@@ -45,7 +45,7 @@ from geutil.model.programs import ModelProgram, fresh_name
 from geutil.model.shared_state import SharedState
 from geutil.model.sources.objects import program_of_graph
 from geutil.select.walks import get_backward_walk_ops
-from geutil.transform import copying, custom_gradients, transformer
+from geutil.transform import custom_gradients, transformer
 
 # Ops behind them run in a frame of their own, or perhaps not at all.
 _CONTROL_FLOW = frozenset(
@@ -384,7 +384,7 @@ def build(
             target, names(inside.op), inside.dtype, inside.shape, outside
         )
         replaced.append((inside, stand_in))
-    _, info = copying.copy_with_input_replacements(ops, replaced, dst_graph=target)
+    _, info = transformer.copy_with_input_replacements(ops, replaced, dst_graph=target)
     results = {n: info.transformed(sink.outputs[0]) for n, sink in sinks.items()}
     waits = [info.transformed(op) for op in side_effects.control_inputs]
     variables = variables_of(graph, captures, holdings)

@@ -33,7 +33,7 @@ from geutil.pipeline.stage_memory import (
 )
 from geutil.select import conversions
 from geutil.select.boundary import ControlOutputs
-from geutil.select.networks.provenance import Origins
+from geutil.select.networks.layers import Origins
 from geutil.select.walks import get_backward_walk_ops, get_forward_walk_ops
 from geutil.sizes import size_text
 

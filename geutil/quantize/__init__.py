@@ -3,6 +3,7 @@
 from geutil.quantize.bits.bit_plan import BitOption, BitPlan, CurvePoint, LayerBits
 from geutil.quantize.bits.bit_search import choose_bits
 from geutil.quantize.calibration.calibration import CalibrationReport, calibrate
+from geutil.quantize.calibration.ranges import NarrowInput
 from geutil.quantize.contrib_rewriters import (
     RewriteReport,
     create_eval_graph,
@@ -16,7 +17,6 @@ from geutil.quantize.equalization import (
     NotEqualized,
     equalize,
 )
-from geutil.quantize.joined_inputs import NarrowInput
 from geutil.quantize.reestimation import (
     Missed,
     Reestimated,

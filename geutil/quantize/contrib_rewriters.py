@@ -13,7 +13,7 @@ from geutil.graph.types import Graph, Tensor, require_graph
 from geutil.quantize import insertion, simulation
 from geutil.quantize.report import QuantizeReport
 from geutil.quantize.spec import QuantizeChoices
-from geutil.rewrite.applying import undone_on_error
+from geutil.rewrite.liveness import undone_on_error
 from geutil.select import names
 from geutil.select.networks.batch_norms import fused_norm
 

@@ -34,9 +34,8 @@ from geutil.graph.types import (
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import Edge, Network
-from geutil.quantize.schemes import FOLD
-from geutil.select.networks.layers import Layer
-from geutil.select.networks.provenance import Origin, reduced_axes
+from geutil.quantize.spec import FOLD
+from geutil.select.networks.layers import Layer, Origin, reduced_axes
 
 # f(s * x) = s * f(x) for s > 0, channel by channel.
 _HOMOGENEOUS = types_in(

@@ -11,15 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
-from geutil.graph import (
-    adjacency,
-    creation,
-    op_types,
-    replicas,
-    runtime,
-    state,
-    types,
-)
+from geutil.graph import adjacency, creation, op_types, replicas, runtime, state, types
+from geutil.graph.creation import Later, Stencils
 from geutil.graph.edits import (
     InputEdit,
     apply_edits,
@@ -27,6 +20,7 @@ from geutil.graph.edits import (
     results_of,
     set_results,
 )
+from geutil.graph.resource_variables import check_step_variable, step_counter
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize import range_variables as rv
 from geutil.quantize.planning.draft_points import Point, RangeGroup
@@ -40,10 +34,7 @@ from geutil.quantize.range_variables import (
 )
 from geutil.quantize.spec import Format, Range
 from geutil.rewrite.liveness import Liveness
-from geutil.select.networks.layers import training_ops
-from geutil.select.networks.provenance import Origins
-from geutil.transform.op_templates import Later, Stencils
-from geutil.transform.step_counter import check_step_variable, step_counter
+from geutil.select.networks.layers import Origins, training_ops
 
 
 def refuse_mesh(graph: Graph) -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from geutil.graph import adjacency, creation, functions, gradient_functions
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure
-from geutil.select.networks.provenance import LED_IN
+from geutil.select.networks.layers import LED_IN
 
 Array = np.ndarray[Any, Any]
 Replace = Callable[[Operation], "Tensor | Array | None"]

@@ -21,21 +21,25 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph import creation, strategy_variables
+from geutil.graph import creation, replicas
 from geutil.graph.op_types import types_in
 from geutil.graph.resource_variables import handle_in, variables_outside
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor, is_func_graph
-from geutil.quantize.blocks import (
-    MARK,
-    block_count,
-    from_blocks,
-    in_blocks,
-    with_stored_steps,
-)
 from geutil.quantize.planning.draft_points import RangeGroup
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import source_of
-from geutil.quantize.spec import Format, Range, symmetric, symmetric_ratio, with_zero
+from geutil.quantize.spec import (
+    BLOCK_MARK,
+    Format,
+    Range,
+    block_count,
+    from_blocks,
+    in_blocks,
+    symmetric,
+    symmetric_ratio,
+    with_stored_steps,
+    with_zero,
+)
 
 Pair = tuple[Any, Any]
 """The two ends of a range, or the handles of the variables that hold them."""
@@ -51,7 +55,7 @@ def fake_quant(x: Tensor, ends: Pair, form: Format) -> Tensor:
     more = {"num_bits": form.bits, "narrow_range": form.narrow_range}
     if form.block is not None:
         made = _by_channel(in_blocks(x, form), low, high, **more)
-        creation.set_mark(made.op, MARK)
+        creation.set_mark(made.op, BLOCK_MARK)
         return from_blocks(made, form, x.shape.as_list())
     if not form.axes:
         return tf.quantization.fake_quant_with_min_max_vars(x, low, high, **more)
@@ -259,7 +263,7 @@ class RangeVariables:
                     f"'{name}/{end}' is given with shape {variable.shape}, and a range "
                     f"of shape {list(needed)} is needed"
                 )
-            handle = strategy_variables.local_handle(variable)
+            handle = replicas.local_handle(variable)
             owner = getattr(handle, "graph", self._graph)
             if owner is not self._graph and not is_func_graph(self._graph):
                 raise QuantizeError(

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph import creation, functions, strategy_variables
+from geutil.graph import creation, functions, replicas
 from geutil.graph.types import (
     Graph,
     MutableIdentityMap,
@@ -27,8 +27,7 @@ from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import Network, delayed_input
 from geutil.select.networks import batch_norms
 from geutil.select.networks.batch_norms import SHAPING, FusedNorm
-from geutil.select.networks.layers import Layer
-from geutil.select.networks.provenance import Origin
+from geutil.select.networks.layers import Layer, Origin
 from geutil.select.walks import get_backward_walk_ops
 
 # Through StopGradient neither variables nor weights are looked for.
@@ -361,7 +360,7 @@ def reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport:
     # An interrupt, too, must not leave some of the norms changed.
     except BaseException:
         for handle, value in before:
-            strategy_variables.assign(handle, value)
+            replicas.assign(handle, value)
         raise
     missed = tuple(norm for norm in norms_or_missed if isinstance(norm, Missed))
     return ReestimateReport(tuple(entries[n] for n in norms), missed, len(samples))
@@ -448,7 +447,7 @@ def _assigned(
         variance = np.where(used, variance / safe**2, old_variance.reshape(-1))
         kept_count = int((~used).sum())
     for handle, value in ((norm.mean, mean), (norm.variance, variance)):
-        strategy_variables.assign(handle, value.reshape(_read(handle).shape))
+        replicas.assign(handle, value.reshape(_read(handle).shape))
     return Reestimated(norm.name, mean, variance, scale is not None, kept_count)
 
 

@@ -13,34 +13,22 @@ import tensorflow as tf
 from geutil.errors import QuantizeError, Words
 from geutil.graph import edits, replicas
 from geutil.graph.op_types import FUSED_NORMS
-from geutil.graph.types import (
-    Graph,
-    Operation,
-    Tensor,
-    is_graph,
-    quoted,
-    signatures_of,
-)
+from geutil.graph.resource_variables import step_counter_of
+from geutil.graph.types import Graph, Operation, Tensor, is_graph, quoted, signatures_of
 from geutil.quantize import insertion
 from geutil.quantize.calibration.calibration import set_ranges_of_weights
 from geutil.quantize.insertion import Mode
 from geutil.quantize.planning import forms
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
 from geutil.quantize.planning.network import leave_in_float, live_simulations
-from geutil.quantize.planning.plan import (
-    QuantizePlan,
-    plan_quantization,
-    quantized_ops,
-)
+from geutil.quantize.planning.plan import QuantizePlan, plan_quantization, quantized_ops
 from geutil.quantize.range_variables import RangeVariables, described
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
-from geutil.quantize.schemes import FOLD, scheme_named
-from geutil.quantize.spec import Override, QuantizeChoices
-from geutil.rewrite.applying import undone_on_error
-from geutil.select import conversions, names
+from geutil.quantize.spec import FOLD, Override, QuantizeChoices, scheme_named
+from geutil.rewrite.liveness import undone_on_error
+from geutil.select import names
 from geutil.select.networks.batch_norms import is_layer_norm
-from geutil.select.networks.provenance import Origins
-from geutil.transform.step_counter import counter_of
+from geutil.select.networks.layers import Origins
 
 _logger = logging.getLogger("geutil")
 _DEFAULT_BITS = 8  # those of the arguments of `quantize`
@@ -178,7 +166,7 @@ result 8 bits (conv/act_quant)
     mode = Mode(
         is_training, insertion.checked_delay(quant_delay, is_training, step), step
     )
-    with conversions.outputs_meant(graph_or_model, outputs):
+    with names.outputs_meant(graph_or_model, outputs):
         return quantize_by(
             graph_or_model, choices, mode, variables, vars_collection, strict=strict
         )
@@ -230,7 +218,7 @@ def quantize_by(
             ranges = RangeVariables(graph, variable_by_name, vars_collection)
             quantized_by_tensor = insertion.insert(graph, plan.groups, mode, ranges)
             variable_by_name.update(ranges.by_name)
-            counter = counter_of(graph)
+            counter = step_counter_of(graph)
             steps = None if counter is None else counter.variable
             report = _report(
                 plan, graph, name, choices, quantized_by_tensor, ranges.by_name, steps

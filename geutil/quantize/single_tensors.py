@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import types
+from geutil.graph.resource_variables import step_counter_of
 from geutil.graph.types import Graph, Operation, Tensor, require_op
 from geutil.quantize import insertion, range_variables
 from geutil.quantize.insertion import Mode
@@ -21,8 +22,7 @@ from geutil.quantize.planning.network import quantized_value
 from geutil.quantize.range_variables import NewRange, Pair, RangeVariables
 from geutil.quantize.report import Skipped
 from geutil.quantize.spec import Format, Range, check_bits, check_decay, checked_ends
-from geutil.rewrite.applying import undone_on_error
-from geutil.transform.step_counter import counter_of
+from geutil.rewrite.liveness import undone_on_error
 
 Variables = MutableMapping[str, Any] | None
 
@@ -427,7 +427,7 @@ def insert_quant_op(
         group.points.append(point)
         ranges = RangeVariables(graph, {}, vars_collection)
         quantized_by_tensor = insertion.insert(graph, [group], mode, ranges)
-    counter = counter_of(graph)
+    counter = step_counter_of(graph)
     return InsertReport(
         quantized_by_tensor[point.tensor],
         group.name,

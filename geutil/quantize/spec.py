@@ -1,8 +1,16 @@
-"""Specifications of quantization, op by op, and the arithmetic of ranges and levels.
+"""Specifications of quantization: schemes, op by op; arithmetic of ranges and levels.
 
 A value x of a range [low, high] is stored as an integer q of b bits, with
 x = scale * (q - zero point). Zero has to be one of the values, since padding and Relu
 make exact zeros (Jacob et al. 2018, arXiv 1712.05877, section 3).
+
+Where the rows of a matrix [inputs, outputs] differ in size, one range for a whole
+column wastes the levels of 4 bits on the largest of them. In blocks of B inputs each
+column has inputs / B ranges (Dettmers and Zettlemoyer 2023, arXiv 2212.09720).
+FakeQuant ops know channels along the last axis alone, so the matrix is brought to
+[B, inputs / B * outputs] before them, and back behind them. LiteRT has one kernel for
+that: FULLY_CONNECTED, on floats and weights of 4 bits. It takes steps in float16 alone
+(LiteRT 2.1 to 2.3), so that only such are simulated.
 """
 
 from __future__ import annotations
@@ -12,11 +20,13 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, QuantizeError, SelectionError
-from geutil.graph import op_types
+from geutil.errors import ArgumentTypeError, QuantizeError, SelectionError, Words
+from geutil.graph import creation, op_types
 from geutil.graph.types import Operation, is_in_scope, is_op, type_name
-from geutil.quantize.planning.int8_kernels import ACTIVATIONS
+from geutil.quantize.planning.int8_kernels import ACTIVATIONS, PRODUCTS
+from geutil.quantize.rounding.layer_rows import reads_in_order, rows_of
 from geutil.select import names
 from geutil.select.conversions import can_be_regex, make_regex
 from geutil.select.networks.layers import Layer, is_by_groups
@@ -440,3 +450,190 @@ def _by_channel(layer: Layer, spec: Spec) -> bool:
     return (
         layer.outputs == (1,) and bits <= _KERNEL_BITS and bool(spec.symmetric_weights)
     )
+
+
+BLOCK_MARK = "_geutil_blocks"
+"""The mark of FakeQuant ops whose columns are blocks."""
+BLOCK_MOVES = ("Reshape", "Transpose", "Reshape")
+"""The ops that bring weights to FakeQuant ops of blocks, and those behind these."""
+_LARGEST_STEP = float(np.finfo(np.float16).max)
+
+
+def block_format(layer: Layer, spec: Spec, block: int) -> Format | str:
+    """Return how the weights of a layer are stored in blocks, or why they are not."""
+    if layer.op.type not in PRODUCTS:
+        return ""
+    if (spec.weight_bits or BLOCK_BITS) > BLOCK_BITS:
+        return f"TFLite has no kernel for blocks of {spec.weight_bits} bits"
+    if not (spec.per_channel and spec.symmetric_weights):
+        return "blocks are symmetric, and parts of channels"
+    if layer.weights == 0:
+        return "it reads its weights before the data"
+    rows = rows_of(layer)
+    if isinstance(rows, str):
+        return f"it {rows}"
+    groups, inputs, _ = rows.sizes
+    if groups > 1 or rows.counts[0]:
+        return "it multiplies several matrices"
+    if inputs % block:
+        return f"its {inputs} inputs are no multiple of {block}"
+    axes = rows.order[rows.counts[1] :]
+    together = list(range(axes[0], axes[0] + len(axes)))
+    at_an_end = axes[0] == 0 or axes[-1] == len(rows.shape) - 1
+    if list(axes) != together or not at_an_end or not reads_in_order(layer):
+        return "it reads inputs that do not lie in a row in its weights"
+    return Format(spec.weight_bits or BLOCK_BITS, True, True, axes, block)
+
+
+def in_blocks(x: Any, form: Format, of: Any = tf) -> Any:
+    """Return weights with their blocks as columns: [block, blocks * outputs]."""
+    split, order = _block_split(form, _shape(x))
+    return of.reshape(of.transpose(of.reshape(x, split), order), [form.block, -1])
+
+
+def from_blocks(x: Any, form: Format, shape: list[int], of: Any = tf) -> Any:
+    """Return weights in their own shape again; see `in_blocks`."""
+    split, order = _block_split(form, shape)
+    # Both orders are their own inverses.
+    return of.reshape(
+        of.transpose(of.reshape(x, [split[axis] for axis in order]), order), shape
+    )
+
+
+def block_count(form: Format, shape: list[int]) -> int:
+    """Return how many blocks weights have in all."""
+    return int(np.prod(shape)) // (form.block or 1)
+
+
+def with_stored_steps(ends: Range, form: Format) -> Range:
+    """Return symmetric ranges with the nearest steps that a file can store.
+
+    Example:
+        >>> import numpy as np
+        >>> from geutil.quantize.spec import Format, Range, with_stored_steps
+        >>> form = Format(4, True, True, (1,), block=32)
+        >>> ends = Range(np.float32([-0.7]), np.float32([0.7]))
+        >>> low, high = with_stored_steps(ends, form)
+        >>> float(high[0] / 7) == float(np.float16(0.1))
+        True
+    """
+    # Those of blocks are float16, of 11 bits: the largest weight may lie 0.003 steps
+    # outside; what lies beyond levels of 65504, the largest of them, is cut off. Other
+    # ranges are returned as they are.
+    if form.block is None:
+        return ends
+    most = np.float32(2 ** (form.bits - 1) - 1)
+    if tf.is_tensor(ends.high):
+        step = tf.minimum(ends.high / most, _LARGEST_STEP)
+        size = tf.cast(tf.cast(step, tf.float16), tf.float32) * most
+    else:
+        step = np.minimum(np.asarray(ends.high, np.float32) / most, _LARGEST_STEP)
+        size = step.astype(np.float16).astype(np.float32) * most
+    return Range(-size, size)
+
+
+def block_of(simulation: Operation) -> int | None:
+    """Return how many inputs a range of a FakeQuant op is for; None without blocks."""
+    is_marked = creation.has_mark(simulation, BLOCK_MARK)
+    return int(simulation.inputs[0].shape[0]) if is_marked else None
+
+
+def _block_split(form: Format, shape: list[int]) -> tuple[list[int], list[int]]:
+    """Return the shape of weights with blocks apart, and the order that joins them."""
+    block = form.block or 1
+    outputs = int(np.prod([shape[axis] for axis in form.axes]))
+    blocks = block_count(form, shape) // outputs
+    if form.axes[0] == 0:
+        return [outputs, blocks, block], [2, 1, 0]
+    return [blocks, block, outputs], [1, 0, 2]
+
+
+def _shape(x: Any) -> list[int]:
+    return list(x.shape)
+
+
+FOLD = Words("geutil.batchnorm.fold_batch_norms")
+QUANTIZE = Words("geutil.quantize.quantize(model, is_training=False)")
+
+FEWEST_ROUNDED = 1024
+"""Layers with fewer weights take longer to round their data than that saves; TFLite's
+converter leaves as many in float."""
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How a network is stored and computed, by the field's names.
+
+    A scheme is named after its activations and its weights: "int16x8" has activations
+    of 16 bits and weights of 8. The kernels that TFLite has are measured in
+    `tests/quantize/test_int16_kernels.py` and `tests/quantize/test_kernels.py`.
+
+    | scheme | weights | activations | computes in |
+    |---|---|---|---|
+    | int8 | 8 | 8 | integers |
+    | int8x4 | 4, depthwise ones 8 | 8 | integers |
+    | int16x8 | 8 | 16, symmetric | integers |
+    | dynamic_range | 8 | float | integers, rounded as the file runs |
+    | dynamic_range_int4 | of products 4 by blocks, else 8 | float | likewise |
+    | weight_only_int8 | 8 | float | floats |
+    | weight_only_int4 | 4, depthwise ones 8 | float | floats |
+    | float16 | float16 | float | floats |
+
+    Depthwise convolutions have few weights, one filter for each channel, which few bits
+    hurt most; TFLite's fast kernels (XNNPACK) have no 4-bit ones for them either.
+
+    Weights by blocks have a range for each 32 inputs of a channel. LiteRT computes with
+    them in one kernel only, FULLY_CONNECTED on data that it rounds as the file runs:
+    where it is to unpack them it makes zeros, so that no scheme in floats has blocks.
+    """
+
+    name: str
+    weight_bits: int = 8  # bits of the weights of layers that are not in blocks
+    activation_bits: int | None = 8  # bits of activations; None leaves them in float
+    depthwise_bits: int = 8  # bits of the weights of depthwise convolutions
+    # True if TFLite rounds activations while it runs, in ranges that it finds then.
+    at_run_time: bool = False
+    is_float: bool = False  # whether nothing is stored in integers
+    # How many inputs of a product have a range together, in each channel; None is all.
+    # Weights in blocks have `BLOCK_BITS`.
+    block: int | None = None
+
+    @property
+    def fewest_weights(self) -> int:
+        """How many weights a layer needs to be stored in integers."""
+        return FEWEST_ROUNDED if self.at_run_time else 0
+
+    @property
+    def weights_only(self) -> bool:
+        """True if activations stay in float until the file runs."""
+        return self.activation_bits is None
+
+
+SCHEMES = {
+    scheme.name: scheme
+    for scheme in (
+        Scheme("int8"),
+        Scheme("int8x4", weight_bits=4),
+        Scheme("int16x8", activation_bits=16),
+        Scheme("dynamic_range", activation_bits=None, at_run_time=True),
+        Scheme("dynamic_range_int4", 8, None, at_run_time=True, block=32),
+        Scheme("weight_only_int8", activation_bits=None),
+        Scheme("weight_only_int4", weight_bits=4, activation_bits=None),
+        Scheme("float16", activation_bits=None, is_float=True),
+    )
+}
+
+
+def scheme_named(name: str) -> Scheme:
+    """Return a scheme.
+
+    Example:
+        >>> from geutil.quantize.spec import scheme_named
+        >>> scheme_named("int16x8").activation_bits
+        16
+    """
+    if name not in SCHEMES:
+        raise QuantizeError(
+            f"there is no scheme '{name}'; the schemes are {', '.join(SCHEMES)}"
+        )
+    return SCHEMES[name]

@@ -23,7 +23,7 @@ from geutil.report.tflite_nodes import (
 
 if TYPE_CHECKING:
     from geutil.graph.types import Operation
-    from geutil.report.accepted_inputs import Subject
+    from geutil.report.graphs import Subject
     from geutil.report.tflite_differences import FileDifference
 
     Op = Operation | FileNode
@@ -214,7 +214,7 @@ def difference(before: Any, after: Any) -> GraphDifference | FileDifference:
     """
     if is_file(before) and is_file(after):
         return difference_by_names(file_subject(before), file_subject(after))
-    from geutil.report.accepted_inputs import sides_of
+    from geutil.report.graphs import sides_of
 
     sides = sides_of(before, after)
     graph, file = graph_and_file(*sides)

@@ -16,7 +16,6 @@ from geutil.memory import bytes_of
 from geutil.model import Model
 from geutil.quantize import Int8Comparison
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
-from geutil.report.accepted_inputs import Subject, subjects_of
 from geutil.report.differences import (
     ADDED,
     ALTERED,
@@ -26,13 +25,8 @@ from geutil.report.differences import (
     pairs_of,
     statuses,
 )
-from geutil.report.graphs import add_noise
-from geutil.report.tflite_differences import (
-    FUSED,
-    links_of,
-    named_after,
-    pairs_of_file,
-)
+from geutil.report.graphs import Subject, add_noise, subjects_of
+from geutil.report.tflite_differences import FUSED, links_of, named_after, pairs_of_file
 from geutil.report.tflite_nodes import FileSubject, is_file
 from geutil.tflite.precision import is_quantized
 

@@ -9,8 +9,7 @@ from typing import Any
 from geutil.graph.op_types import PLACEHOLDERS, VALUE_BLIND
 from geutil.graph.types import Operation
 from geutil.graph.walks import walk_by_identity
-from geutil.report.accepted_inputs import Subject
-from geutil.report.graphs import called_functions
+from geutil.report.graphs import Subject, called_functions
 from geutil.report.page import Row, Rows
 from geutil.report.tflite_nodes import FileSubject, listed_lines, precision_lines
 from geutil.tflite.kernels import is_step

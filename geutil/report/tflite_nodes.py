@@ -12,7 +12,7 @@ from typing import Any
 from geutil import tflite
 from geutil.errors import ModelError
 from geutil.formats import TFLITE_SUFFIX
-from geutil.model.files.tflite_inspection import read_tflite
+from geutil.model.files.inspection import read_tflite
 from geutil.report.page import Row, Rows
 from geutil.tflite import LiteFile, LiteGraph, LiteOp, LiteSignature, LiteTensor
 from geutil.tflite.op_names import UniqueNames, op_names, sources_of

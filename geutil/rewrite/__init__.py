@@ -5,10 +5,20 @@ none applies. `geutil.rewrite.rules` holds rules that are often wanted.
 """
 
 from geutil.rewrite import rules
-from geutil.rewrite.compiling import Const, Variable, Weight, constant_value
 from geutil.rewrite.driver import rewrite
 from geutil.rewrite.matching import Explanation, Match, explain, match
-from geutil.rewrite.patterns import Any, Op, Optional, Or, Output, Pattern
+from geutil.rewrite.patterns import (
+    Any,
+    Const,
+    Op,
+    Optional,
+    Or,
+    Output,
+    Pattern,
+    Variable,
+    Weight,
+    constant_value,
+)
 from geutil.rewrite.rule import Refused, RewriteReport, Rewritten, Rule
 
 __all__ = [

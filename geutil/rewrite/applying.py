@@ -8,7 +8,6 @@ for each op of a list, and needs neither rules nor patterns.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,11 +15,11 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import CycleError, RerouteError, SelectionError, TransformError
-from geutil.graph import adjacency, creation, edits, state, types
+from geutil.graph import adjacency, creation, state, types
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.reroute.tensors import ReroutePlan, redirection
-from geutil.rewrite.compiling import TypeSet
-from geutil.rewrite.liveness import Liveness, Territory
+from geutil.rewrite.liveness import Liveness, Territory, undone_on_error
+from geutil.rewrite.patterns import TypeSet
 from geutil.rewrite.rule import Replaced, Rule
 
 
@@ -306,19 +305,6 @@ def _join(sets: Iterable[TypeSet]) -> TypeSet:
             return None
         joined |= kinds
     return frozenset(joined)
-
-
-@contextmanager
-def undone_on_error(graph: Graph, liveness: Liveness | None = None) -> Iterator[None]:
-    """Put back all edges when the block raises; the ops that it made count no more."""
-    count = state.count_ops(graph)
-    try:
-        with edits.transaction(graph):
-            yield
-    except BaseException:
-        # The edges are back; the ops that were built for them lead nowhere.
-        (liveness or Liveness(graph)).abandon(state.ops_since(graph, count))
-        raise
 
 
 @dataclass(frozen=True, eq=False)

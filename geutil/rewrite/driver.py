@@ -22,7 +22,7 @@ from geutil.graph.invariants import verify
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.rewrite import applying, matching
 from geutil.rewrite.applying import Applied, Worklist
-from geutil.rewrite.liveness import Liveness, Territory
+from geutil.rewrite.liveness import Liveness, Territory, undone_on_error
 from geutil.rewrite.matching import Finder, Match
 from geutil.rewrite.rule import Refused, RewriteReport, Rewritten, Rule
 
@@ -218,7 +218,7 @@ def rewrite(
     liveness = Liveness(graph)
     territory = Territory(graph, liveness, within, protected)
     driver = _Driver(graph, listed, territory, limit, debug)
-    with applying.undone_on_error(graph, liveness), creation.neutral(graph):
+    with undone_on_error(graph, liveness), creation.neutral(graph):
         driver.run(topological_sort(roots))
     return driver.report()
 

@@ -1,6 +1,4 @@
-"""Live ops.
-
-Live ops: TensorFlow cannot delete those that were replaced.
+"""Live ops: TensorFlow cannot delete those that were replaced.
 
 An op is retired when a rewrite leaves it without readers. Retired ops stay in the
 graph, but they are never matched again and do not count as readers. The graph remembers
@@ -12,10 +10,11 @@ survive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 
-from geutil.graph import adjacency, creation, edits, types
+from geutil.graph import adjacency, creation, edits, state, types
 from geutil.graph.placement import drop_missing_colocation
 from geutil.graph.state import UndoStep, slot
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
@@ -131,6 +130,19 @@ class Liveness:
                 self.forget(producers)
                 queue.extend(producers)
         return revived
+
+
+@contextmanager
+def undone_on_error(graph: Graph, liveness: Liveness | None = None) -> Iterator[None]:
+    """Put back all edges when the block raises; the ops that it made count no more."""
+    count = state.count_ops(graph)
+    try:
+        with edits.transaction(graph):
+            yield
+    except BaseException:
+        # The edges are back; the ops that were built for them lead nowhere.
+        (liveness or Liveness(graph)).abandon(state.ops_since(graph, count))
+        raise
 
 
 def _must_stay(op: Operation) -> bool:

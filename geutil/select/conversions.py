@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.graph import adjacency, replicas, types
+from geutil.graph import adjacency, types
 from geutil.graph.types import Element, Graph, Operation, Tensor, type_name
-from geutil.select import names
 
 
 class ListView(Sequence[Any]):
@@ -371,24 +369,3 @@ def make_regex(obj: str | re.Pattern[str]) -> re.Pattern[str]:
             f"'{obj}' is no regular expression ({error}); put a plain name "
             "through re.escape"
         ) from error
-
-
-@contextmanager
-def outputs_meant(graph_or_model: Any, outputs: Any) -> Iterator[None]:
-    """Restrict clients to the ancestors of some outputs, in a block."""
-    # Outputs are as `geutil.select.names.tensor_of` takes them; none mean all of the
-    # graph.
-    if names.is_name(outputs):
-        outputs = [outputs]
-    meant = types.as_list(outputs)
-    if not meant:
-        yield
-        return
-    if not types.is_graph(graph_or_model):
-        raise ArgumentTypeError(
-            "outputs= is for graphs, where other networks may be; cut a model by "
-            "model.cut(outputs=...)"
-        )
-    tensors = [names.tensor_of(graph_or_model, item) for item in meant]
-    with replicas.only_behind(graph_or_model, tensors):
-        yield

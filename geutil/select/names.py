@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from geutil.errors import SelectionError
-from geutil.graph import keras_calls, types
+from geutil.errors import ArgumentTypeError, SelectionError
+from geutil.graph import keras_calls, replicas, types
 from geutil.graph.keras_calls import LayerCall
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 
@@ -197,6 +198,27 @@ def tensor_of(
     if tensors[0].graph is not graph:
         raise SelectionError(f"'{tensors[0].name}' is in another graph than {what}")
     return tensors[0]
+
+
+@contextmanager
+def outputs_meant(graph_or_model: Any, outputs: Any) -> Iterator[None]:
+    """Restrict clients to the ancestors of some outputs, in a block."""
+    # Outputs are as `tensor_of` takes them; none mean all of the
+    # graph.
+    if is_name(outputs):
+        outputs = [outputs]
+    meant = types.as_list(outputs)
+    if not meant:
+        yield
+        return
+    if not types.is_graph(graph_or_model):
+        raise ArgumentTypeError(
+            "outputs= is for graphs, where other networks may be; cut a model by "
+            "model.cut(outputs=...)"
+        )
+    tensors = [tensor_of(graph_or_model, item) for item in meant]
+    with replicas.only_behind(graph_or_model, tensors):
+        yield
 
 
 def _not_one(item: Any, tensors: list[Tensor]) -> str:

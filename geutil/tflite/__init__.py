@@ -20,6 +20,7 @@ __all__ = [
 
 if typing.TYPE_CHECKING:
     from geutil.tflite.file import LiteFile, open
+    from geutil.tflite.flatbuffer import BrokenFileError
     from geutil.tflite.parts import (
         LiteGraph,
         LiteOp,
@@ -27,7 +28,6 @@ if typing.TYPE_CHECKING:
         LiteTensor,
         Quantization,
     )
-    from geutil.tflite.reader import BrokenFileError
 else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
@@ -40,6 +40,6 @@ else:
                 "LiteTensor",
                 "Quantization",
             ],
-            "reader": ["BrokenFileError"],
+            "flatbuffer": ["BrokenFileError"],
         },
     )

@@ -15,8 +15,8 @@ from geutil.errors import TFLiteError
 from geutil.tflite import effects, looking, resizing
 from geutil.tflite.cutting import FilePart, assembled, drop_unused
 from geutil.tflite.effects import resource_of
+from geutil.tflite.kinds import have_equal_steps
 from geutil.tflite.parts import Contents, LiteGraph, LiteOp, LiteSignature, LiteTensor
-from geutil.tflite.scales import have_equal_steps
 from geutil.tflite.type_changes import conversion, move_ends
 from geutil.tflite.verify import check_fits
 

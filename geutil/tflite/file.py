@@ -26,9 +26,8 @@ from geutil.tflite import (
     verify,
 )
 from geutil.tflite.arguments import checked
+from geutil.tflite.flatbuffer import Writer, read_into
 from geutil.tflite.parts import Contents
-from geutil.tflite.reader import read_into
-from geutil.tflite.writer import Writer
 
 
 class LiteFile(Contents):

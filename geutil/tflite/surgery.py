@@ -12,15 +12,8 @@ from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import drop_unused
 from geutil.tflite.edit_plan import EditPlan, Incoming, check_alike
 from geutil.tflite.looking import GraphLike, OpLike, OpsLike, TensorLike, TensorsLike
-from geutil.tflite.parts import (
-    Buffer,
-    Code,
-    Contents,
-    LiteGraph,
-    LiteOp,
-    LiteTensor,
-)
-from geutil.tflite.versions import RUNTIME
+from geutil.tflite.parts import Buffer, Code, Contents, LiteGraph, LiteOp, LiteTensor
+from geutil.tflite.precision import RUNTIME
 
 Replacement = str | LiteOp | LiteGraph | Contents
 

@@ -29,16 +29,18 @@ from geutil.errors import TFLiteError, VerificationError
 from geutil.tflite import effects
 from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import of_blocks
-from geutil.tflite.kinds import KINDS, MANY, OTHER
-from geutil.tflite.parts import Contents, LiteOp, LiteTensor
-from geutil.tflite.scales import (
+from geutil.tflite.kinds import (
     FIXED_SCALE,
+    KINDS,
+    MANY,
     ONE_SCALE,
+    OTHER,
     STEPPED,
     faults_of_steps,
     layer_inputs,
     one_step,
 )
+from geutil.tflite.parts import Contents, LiteOp, LiteTensor
 from geutil.tflite.schema import (
     DTYPES,
     PACKED_BITS,

@@ -6,16 +6,14 @@ Names of `geutil.pipeline` can be imported from here, too.
 import typing
 
 from geutil import lazy
-from geutil.transform.copying import (
-    copy,
-    copy_with_input_replacements,
-    graph_replace,
-)
 from geutil.transform.state import TransformerInfo
 from geutil.transform.transformer import (
     Transformer,
     assign_renamed_collections_handler,
+    copy,
     copy_op_handler,
+    copy_with_input_replacements,
+    graph_replace,
     keep_t_if_possible_handler,
     replace_t_with_placeholder_handler,
     transform_op_if_inside_handler,

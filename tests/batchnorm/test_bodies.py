@@ -7,11 +7,7 @@ import tensorflow as tf
 import geutil as ge
 from geutil import model
 from geutil.batchnorm import FoldReport, fold_batch_norms
-from geutil.errors import (
-    FinalizedGraphError,
-    FoldError,
-    StaleGraphError,
-)
+from geutil.errors import FinalizedGraphError, FoldError, StaleGraphError
 from tests.settings import default_graph, evaluate, needs_eager
 
 pytestmark = needs_eager

@@ -21,8 +21,7 @@ from geutil.gradients import (
     order_updates,
 )
 from geutil.gradients.apply import applied
-from geutil.gradients.encoding_ops import Encoder
-from geutil.gradients.encodings import plan_encodings
+from geutil.gradients.encodings import Encoder, plan_encodings
 from geutil.gradients.report import encodings_of
 from geutil.gradients.step import build_step
 from tests.gradients.checking import run, trace_network

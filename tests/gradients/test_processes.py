@@ -35,7 +35,7 @@ PROCESSES = {
             "test_sparse.py",
             "test_custom_gradients.py",
             "test_refusals.py",
-            "test_selection.py",
+            "test_choices.py",
             "test_replacing.py",
         ],
         {settings.V1_VARIABLE: "1"},

@@ -12,7 +12,7 @@ import geutil as ge
 from geutil.gradients import gradients, last_report
 from geutil.memory import predict, simulate, step_program, worst_case
 from tests.gradients.checking import assert_close, dependencies, gates, run, waiting
-from tests.memory.test_dependencies import any_order
+from tests.memory.test_schedule import any_order
 from tests.memory.tracing import optimized, peak_of, trace
 from tests.thorough import chosen
 

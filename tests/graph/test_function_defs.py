@@ -6,11 +6,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.graph import function_defs
-from geutil.graph.function_defs import (
-    readable_name,
-    unused_name,
-    with_unique_functions,
-)
+from geutil.graph.function_defs import readable_name, unused_name, with_unique_functions
 
 _numbers = itertools.count()
 SPEC = tf.TensorSpec([2])

@@ -1,11 +1,14 @@
-"""Variables made in bulk are those that TensorFlow makes one by one."""
+"""Variables made in bulk are those that TensorFlow makes; one counts the steps."""
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from geutil.errors import TransformError
 from geutil.graph import verify
 from geutil.graph.resource_variables import variable_outside, variables_outside
+from geutil.quantize import quantize
+from tests.settings import needs_eager
 
 v1 = tf.compat.v1
 WANTED = [
@@ -84,3 +87,31 @@ def test_they_are_initialized_assigned_saved_and_restored(tmp_path):
         np.testing.assert_array_equal(session.run(made[2]), WANTED[2][1] * 2)
         saver.restore(session, path)
         np.testing.assert_array_equal(session.run(made[2]), WANTED[2][1])
+
+
+@needs_eager
+@pytest.mark.parametrize("jit", [False, True])
+def test_traces_share_a_variable(jit):
+    variable, other = (
+        tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(2)
+    )
+    kernel, reports = tf.Variable(tf.eye(2)), []
+
+    @tf.function(jit_compile=jit, reduce_retracing=False)
+    def step(x):
+        y = tf.nn.relu(x @ kernel)
+        graph = v1.get_default_graph()
+        reports.append(quantize(graph, quant_delay=2, step=variable))
+        result = reports[-1].tensor(y)
+        z = tf.nn.relu(result @ kernel)
+        count = len(graph.get_operations())
+        with pytest.raises(TransformError, match="counts its steps in"):
+            quantize(graph, quant_delay=2, step=other)
+        assert len(graph.get_operations()) == count
+        return result, z
+
+    for rows in (1, 5, 1):
+        step(tf.zeros([rows, 2]))
+    assert len(reports) == 2
+    assert all(report.step is variable for report in reports)
+    assert (int(variable), int(other)) == (3, 0)

@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil.graph.edits import InputEdit, apply_edits
+from geutil.graph.keras_calls import flags_as_noted, set_trainable, trained
 from geutil.graph.state import renew_order, state_of
-from geutil.graph.training_flags import flags_as_noted, set_trainable, trained
 from tests.graph.building import chain
 from tests.settings import V1
 

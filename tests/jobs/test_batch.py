@@ -33,7 +33,7 @@ from geutil.jobs.batches import LOCK
 from geutil.model import BatchEntry, BatchReport, RayExecutor, batch
 from geutil.quantize.calibration.calibration import BEST
 from geutil.quantize.calibration.observers import METHODS
-from geutil.quantize.schemes import SCHEMES
+from geutil.quantize.spec import SCHEMES
 from geutil.report.rows import rows_of
 from tests.interpreter import new_interpreter
 from tests.jobs import batch_steps, light_child

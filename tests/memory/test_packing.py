@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from geutil.memory.kernels import cpu, packing
+from geutil.memory.kernels import cpu
 from tests.processes import run_python
 from tests.thorough import chosen, thorough
 
@@ -147,9 +147,7 @@ def test_an_op_takes_what_it_is_said_to(threads, monkeypatch):
         with tf.Graph().as_default():
             op, _ = built(case)
         results = sum(t.dtype.size * t.shape.num_elements() for t in op.outputs)
-        said = (
-            results + cpu.temporary_bytes(op, False) + packing.packed_bytes(op, False)
-        )
+        said = results + cpu.temporary_bytes(op, False) + cpu.packed_bytes(op, False)
         if abs(said - taken) > TOLERANCE + 0.05 * taken:
             wrong[str(case)] = said, taken
     assert wrong == {}
@@ -173,7 +171,7 @@ def test_onednn_takes_filters_in_its_own_order():
     for case, taken in zip(ONEDNN_CASES, grown(ONEDNN_CASES, True, 2), strict=True):
         with tf.Graph().as_default():
             op, _ = built(case)
-        said = packing.packed_bytes(op, True)
+        said = cpu.packed_bytes(op, True)
         if abs(said - taken) > TOLERANCE + 0.05 * taken:
             wrong[str(case)] = said, taken
     assert wrong == {}

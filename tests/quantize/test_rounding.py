@@ -16,7 +16,7 @@ from geutil.quantize.calibration.ranges import find_sites
 from geutil.quantize.planning.network import Network
 from geutil.quantize.rounding import rounding, solvers
 from geutil.quantize.rounding.layer_rows import rows_of
-from geutil.quantize.rounding.layer_runs import Stages
+from geutil.quantize.rounding.rounding import Stages
 from geutil.quantize.rounding.solvers import Grid
 from geutil.quantize.rounding.targets import Target, find_targets
 from geutil.quantize.spec import Range

@@ -12,7 +12,7 @@ from geutil import model, report
 from geutil.cli.output import plain
 from geutil.errors import ArgumentTypeError
 from geutil.model import ModelError
-from geutil.report.accepted_inputs import subject_of
+from geutil.report.graphs import subject_of
 from geutil.report.tflite_differences import pairs_of_file
 from geutil.report.tflite_nodes import file_subject
 from tests import tflite_files

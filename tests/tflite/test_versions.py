@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from geutil import tflite
-from geutil.tflite.versions import runtime_of
+from geutil.tflite.precision import runtime_of
 from tests.tflite_files import IMAGE, SAMPLES, converted, network
 
 

@@ -10,8 +10,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
+from geutil.graph.call_graph import flat_body
 from geutil.graph.creation import new_graph
-from geutil.graph.flat_body import flat_body
 from geutil.graph.op_types import NEXT_ITERATIONS
 from geutil.graph.types import Tensor
 from geutil.graph.walks import (

@@ -327,7 +327,7 @@ def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
         return keras_files.inspect_keras(source)
     if not is_directory and is_tflite_file(source):
         # Other files need no classes of TFLite, which take 0.1 s to make.
-        from geutil.model.files.tflite_inspection import inspect_tflite
+        from geutil.model.files.inspection import inspect_tflite
 
         return inspect_tflite(source)
     return inspect_graphs(source, tags, is_directory=is_directory)

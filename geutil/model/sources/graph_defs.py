@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError, Words
-from geutil.graph import op_types, strategy_variables
+from geutil.graph import op_types, replicas
 from geutil.graph.protos import op_def_of
 from geutil.graph.resource_variables import VariableFacts, uninitialized_variable
 from geutil.graph.types import Graph, is_op, is_tensor, type_name
@@ -380,7 +380,7 @@ def programs_of_graph_def(
             key = node.attr["shared_name"].s or node.name.encode()
             if key not in shared:
                 shared[key] = _variable(node, facts or {}, value_of)
-            copy = strategy_variables.first_copy(shared[key])
+            copy = replicas.first_copy(shared[key])
             captures[f"{node.name}:0"] = copy.handle
         elif v1_variables.is_table(node):
             resource = _table(graph_def, node, assets, what)

@@ -13,16 +13,12 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError, Words
-from geutil.graph import keras_calls, strategy_variables
+from geutil.graph import keras_calls, replicas
 from geutil.graph.functions import bindings, side_effects
 from geutil.graph.keras_calls import LayerCall
 from geutil.graph.types import Graph, Tensor
 from geutil.graph.walks import node_name
-from geutil.model.files.keras_files import (
-    inspect_keras,
-    refuse_code,
-    without_values,
-)
+from geutil.model.files.keras_files import inspect_keras, refuse_code, without_values
 from geutil.model.programs import Ancestor, ModelProgram, nodes_by_name
 from geutil.model.shared_state import SharedState
 
@@ -47,8 +43,8 @@ def ordered(
     """Return variables in the order in which a function captured them."""
     # TensorFlow lists them in another order in each process. Those that were not
     # captured go last, by name.
-    rest = {id(v.handle): v for v in map(strategy_variables.first_copy, variables)}
-    handles = map(strategy_variables.first_handle, captured)
+    rest = {id(v.handle): v for v in map(replicas.first_copy, variables)}
+    handles = map(replicas.first_handle, captured)
     captured_variables = [rest.pop(id(t)) for t in handles if id(t) in rest]
     return [*captured_variables, *sorted(rest.values(), key=lambda v: str(v.name))]
 
@@ -64,7 +60,7 @@ def program_of_function(function: Any) -> ModelProgram:
         dict(zip(_argument_names(function, arguments), arguments, strict=True)),
         _named_results(function),
         zip(
-            map(strategy_variables.first_handle, function.captured_inputs),
+            map(replicas.first_handle, function.captured_inputs),
             function.inputs[len(arguments) :],
             strict=True,
         ),

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import protos, training_flags, types
+from geutil.graph import keras_calls, protos, types
 from geutil.graph.keras_calls import LayerCall, calls_by_scopes
 from geutil.graph.protos import SavedModel
 from geutil.graph.resource_variables import VariableFacts, variable_facts
@@ -59,7 +59,7 @@ def _of_objects(path: Path, meta_graph: Any, what: str) -> Source:
     frozen = getattr(loaded, "non_trainable_variables", None)
     for variable in frozen if isinstance(frozen, Sequence) else ():
         if isinstance(variable, tf.Variable):
-            training_flags.set_trainable(variable, False)
+            keras_calls.set_trainable(variable, False)
     classes = _keras_classes(path)
     source = Source(what, {}, holdings, functions)
 

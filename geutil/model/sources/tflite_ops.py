@@ -17,7 +17,7 @@ import tensorflow as tf
 from geutil.errors import TFLiteError
 from geutil.graph import creation
 from geutil.model.sources.tflite_values import lowest_number
-from geutil.tflite.dense import dense
+from geutil.tflite.numbers import dense
 from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor
 from geutil.tflite.schema import words
 

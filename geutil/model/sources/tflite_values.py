@@ -20,9 +20,9 @@ import tensorflow as tf
 from geutil.errors import TFLiteError
 from geutil.graph.resource_variables import variable_outside
 from geutil.model import programs
-from geutil.tflite.dense import dense
+from geutil.tflite.kinds import limits, numbers_of
+from geutil.tflite.numbers import dense
 from geutil.tflite.parts import Array, LiteTensor, Quantization
-from geutil.tflite.scales import limits, numbers_of
 
 BITS = {"int16": 16, "int2": 2, "int4": 4, "int8": 8, "uint4": 4, "uint8": 8}
 """The bits of types whose integers stand for numbers on steps."""

@@ -33,11 +33,15 @@ from geutil.quantize.planning.int8_kernels import FAKE_QUANT, PRODUCTS
 from geutil.quantize.planning.network import BODIES, live_simulations
 from geutil.quantize.range_variables import fake_quant, range_of
 from geutil.quantize.report import QuantizeReport
-from geutil.quantize.schemes import scheme_named
 from geutil.quantize.simulation import quantize
-from geutil.quantize.spec import Format, Spec, check_bits, format_of
-from geutil.select.networks.layers import LAYERS, Layer, is_by_groups, layer_of
-from geutil.select.networks.provenance import Origins
+from geutil.quantize.spec import Format, Spec, check_bits, format_of, scheme_named
+from geutil.select.networks.layers import (
+    DATA_SLOTS,
+    Layer,
+    Origins,
+    is_by_groups,
+    layer_of,
+)
 
 Array = np.ndarray[Any, Any]
 T = TypeVar("T")
@@ -174,7 +178,7 @@ def find_weights(
     # some.
     graph = model.graph
     origins = Origins(graph)
-    by_name = {op.name: op for op in graph.get_operations() if op.type in LAYERS}
+    by_name = {op.name: op for op in graph.get_operations() if op.type in DATA_SLOTS}
     quantized = [
         by_name[entry.op]
         for entry in report.quantized

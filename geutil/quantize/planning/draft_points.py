@@ -33,8 +33,8 @@ from geutil.quantize.planning.network import (
     simulation_of,
     source_of,
 )
-from geutil.quantize.schemes import FOLD
 from geutil.quantize.spec import (
+    FOLD,
     SYMMETRIC_START,
     Format,
     Overrides,

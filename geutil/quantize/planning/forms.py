@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph import replicas, types
+from geutil.graph.creation import Function, Stencils
 from geutil.graph.edits import (
     InputEdit,
     apply_edits,
@@ -17,15 +18,14 @@ from geutil.graph.edits import (
     results_of,
     set_results,
 )
-from geutil.graph.image_layouts import inlined
 from geutil.graph.op_types import FUSED_NORMS, types_in
+from geutil.graph.runtime import inlined_convolution
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.fused_ops import Prelu, parted_bias
 from geutil.quantize.planning.int8_kernels import DIVISIONS
 from geutil.rewrite.applying import replace_each
 from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.batch_norms import is_layer_norm
-from geutil.transform.op_templates import Function, Stencils
 
 
 class Form(NamedTuple):
@@ -364,7 +364,7 @@ def _lower_calls(graph: Graph, ops: Sequence[Operation]) -> Lowered:
     # Results of a function survive replacements; here they are replaced, too.
     results = results_of(graph)
     set_results(graph, [])
-    done = replace_each(graph, ops, inlined, name="inlined")
+    done = replace_each(graph, ops, inlined_convolution, name="inlined")
     outputs = replicas.outputs_meant(graph)
     outputs[:] = map(done.current, outputs)
     set_results(graph, list(map(done.current, results)))

@@ -25,17 +25,18 @@ from geutil.graph import (
 )
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, is_reference
 from geutil.graph.walks import walk
-from geutil.quantize.blocks import MOVES, block_of
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import Treatment
+from geutil.quantize.spec import BLOCK_MOVES, block_of
 from geutil.rewrite.liveness import Liveness
 from geutil.rewrite.matching import match
 from geutil.rewrite.rules.dropout import dropout_removal, noise_removal
-from geutil.select.networks.layers import Layer, layer_of
-from geutil.select.networks.provenance import (
+from geutil.select.networks.layers import (
     DATA_SLOTS,
+    Layer,
     Origin,
     Origins,
+    layer_of,
     scalar_value,
 )
 
@@ -95,13 +96,13 @@ def quantized_value(tensor: Tensor) -> Tensor | None:
         # are transposed besides.
         moves: list[str] = []
         candidate: Operation | None = reader
-        while candidate is not None and candidate.type in MOVES:
+        while candidate is not None and candidate.type in BLOCK_MOVES:
             moves.append(candidate.type)
             candidate = _behind(candidate, live)
         if candidate is None or candidate.type not in int8_kernels.FAKE_QUANT:
             continue
         # Behind other moves it quantizes another tensor of the network.
-        if moves in ([[*MOVES]] if block_of(candidate) else _PLAIN_MOVES):
+        if moves in ([[*BLOCK_MOVES]] if block_of(candidate) else _PLAIN_MOVES):
             result = _arranged_back(candidate, moves, live)
             return _chosen(result, tensor, live)
     return None
@@ -152,12 +153,12 @@ def delayed_input(op: Operation) -> Tensor | None:
     if op.type not in op_types.SELECTS:
         return None
     quantized = op.inputs[1]
-    while quantized.op.type in MOVES:
+    while quantized.op.type in BLOCK_MOVES:
         quantized = quantized.op.inputs[0]
     if quantized.op.type not in int8_kernels.FAKE_QUANT:
         return None
     source, exact = quantized.op.inputs[0], op.inputs[2]
-    while source is not exact and source.op.type in MOVES:
+    while source is not exact and source.op.type in BLOCK_MOVES:
         source = source.op.inputs[0]
     return exact if source is exact else None
 

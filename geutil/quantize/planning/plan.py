@@ -11,10 +11,9 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from geutil.graph import function_calls, op_types
-from geutil.graph.image_layouts import is_convolution_call
 from geutil.graph.op_types import types_in
+from geutil.graph.runtime import is_convolution_call
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
-from geutil.quantize.blocks import block_format
 from geutil.quantize.planning import draft_points, fused_ops, int8_kernels
 from geutil.quantize.planning.draft_points import Draft, Drafts, Point, check_obeyed
 from geutil.quantize.planning.forms import Form, converted_form, int8_form, is_refused
@@ -31,7 +30,7 @@ from geutil.quantize.planning.network import (
     is_quantized,
     kernel_of,
 )
-from geutil.quantize.spec import Format, QuantizeChoices, Spec, format_of
+from geutil.quantize.spec import Format, QuantizeChoices, Spec, block_format, format_of
 from geutil.select.networks.layers import Layer
 
 # The converter's ranges of other ops' parameters are as good.

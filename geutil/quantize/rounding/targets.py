@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import creation, functions, op_types, state, strategy_variables
+from geutil.graph import creation, functions, op_types, replicas, state
 from geutil.graph.edits import InputEdit, apply_edits
 from geutil.graph.resource_variables import handle_in, variables_outside
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
@@ -236,7 +236,7 @@ class Correction:
     def set(self, value: Array) -> None:
         """Set the correction."""
         shape = self.variable.shape.as_list()
-        whole = strategy_variables.whole(self.variable)
+        whole = replicas.whole(self.variable)
         whole.assign(value.reshape(shape).astype(np.float32))
 
 
@@ -248,9 +248,7 @@ def corrections_of(
     outside = MutableIdentityMap(
         (inside, external) for external, inside in functions.bindings(graph)
     )
-    by_handle = {
-        id(strategy_variables.first_copy(v).handle): v for v in variables.values()
-    }
+    by_handle = {id(replicas.first_copy(v).handle): v for v in variables.values()}
     found = {}
     for op in sums:
         read = op.inputs[1].op

@@ -14,8 +14,8 @@ from geutil.graph.types import as_model, type_name
 from geutil.quantize.calibration.calibration import calibrate
 from geutil.quantize.calibration.ranges import find_sites
 from geutil.quantize.planning.network import is_quantized, live_simulations
-from geutil.quantize.schemes import QUANTIZE, SCHEMES, Scheme, scheme_named
 from geutil.quantize.simulation import quantize
+from geutil.quantize.spec import QUANTIZE, SCHEMES, Scheme, scheme_named
 from geutil.quantize.tflite import runner, stored_weights
 from geutil.quantize.tflite.converter_workarounds import Apart
 from geutil.quantize.tflite.deployment import (
@@ -35,12 +35,10 @@ from geutil.quantize.tflite.stored_weights import (
     read_weights_stored,
     store_weights,
 )
-from geutil.select.networks.layers import layer_of
-from geutil.select.networks.provenance import Origins
+from geutil.select.networks.layers import Origins, layer_of
 from geutil.tflite.op_names import file_names
-from geutil.tflite.precision import slow_ops
+from geutil.tflite.precision import name_runtime, slow_ops
 from geutil.tflite.type_changes import End, set_types
-from geutil.tflite.versions import name_runtime
 
 Types = str | Mapping[str, str] | None
 """The type of all inputs or outputs that are quantized, or by name those of some."""

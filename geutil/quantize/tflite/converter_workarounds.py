@@ -56,8 +56,7 @@ from geutil.quantize.planning.int8_kernels import COMPARISONS, DIVISIONS, FAKE_Q
 from geutil.quantize.planning.network import forwarded_from, is_left_in_float
 from geutil.quantize.spec import Range, nudged, step, with_zero
 from geutil.rewrite.liveness import Liveness
-from geutil.select.networks.layers import layer_of
-from geutil.select.networks.provenance import Origins
+from geutil.select.networks.layers import Origins, layer_of
 from geutil.tflite import LiteFile, LiteGraph, LiteTensor
 from geutil.tflite.parts import Array
 from geutil.tflite.type_changes import set_end

@@ -23,7 +23,6 @@ from geutil.errors import QuantizeError, Words
 from geutil.graph import adjacency, creation, functions, op_types, protos
 from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
 from geutil.graph.walks import walk
-from geutil.quantize.blocks import block_of
 from geutil.quantize.calibration.ranges import (
     RangeSite,
     frozen,
@@ -39,10 +38,10 @@ from geutil.quantize.planning.network import (
     neutral_input,
 )
 from geutil.quantize.planning.plan import quantized_ops
-from geutil.quantize.spec import SYMMETRIC_START, step, with_zero
+from geutil.quantize.spec import SYMMETRIC_START, block_of, step, with_zero
 from geutil.quantize.tflite import converter_workarounds, stored_weights
 from geutil.quantize.tflite.converter_workarounds import Apart, Dilated, part_weights
-from geutil.select.networks.provenance import Origins
+from geutil.select.networks.layers import Origins
 from geutil.tflite import LiteFile, LiteOp
 from geutil.tflite.kernels import CONVERSIONS
 from geutil.tflite.op_names import called, file_names, sources_of

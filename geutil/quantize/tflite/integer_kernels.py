@@ -24,11 +24,18 @@ import numpy as np
 from geutil.quantize.tflite.stored_weights import LeftInFloat
 from geutil.tflite.file import LiteFile
 from geutil.tflite.kernels import CONVERSIONS
-from geutil.tflite.kinds import INEXACT, KINDS, OTHER, Kind, StepRule
+from geutil.tflite.kinds import (
+    BIASED,
+    FIXED_SCALE,
+    INEXACT,
+    KINDS,
+    OTHER,
+    Kind,
+    StepRule,
+)
 from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor, Quantization
-from geutil.tflite.scales import BIASED, FIXED_SCALE
+from geutil.tflite.precision import version_of
 from geutil.tflite.type_changes import set_end
-from geutil.tflite.versions import version_of
 
 _SAME = 1e-5
 """Steps that differ by less than this share store the same."""

@@ -13,7 +13,7 @@ from geutil.errors import QuantizeError
 from geutil.graph.functions import call_function
 from geutil.lazy import Shown
 from geutil.quantize.calibration.calibration import batches
-from geutil.quantize.joined_inputs import JoinedPart, are_uneven, parts_of
+from geutil.quantize.calibration.ranges import JoinedPart, are_uneven, parts_of
 from geutil.quantize.tflite.deployment import deployed, float_ops, missed
 from geutil.quantize.tflite.layer_noise import LayerNoise, NoiseMeter, layer_lines
 from geutil.quantize.tflite.runner import Runner

@@ -6,7 +6,7 @@ constant. Here it is run once, and its result is stored; what only moves values 
 the second is run, too: a Transpose of a matrix moves the axis of its channels along,
 which the converter does not do.
 
-It knows no blocks (`geutil.quantize.blocks`): a product whose weights are moved behind
+It knows no blocks (`geutil.quantize.spec`): a product whose weights are moved behind
 a FakeQuant op it leaves a BATCH_MATMUL. So it is given a constant with a FakeQuant op
 of one range, as other weights are. The constant holds the levels of the blocks, whole
 numbers, times a step that tells which matrix it is; the converter rounds constants, and
@@ -27,7 +27,6 @@ import tensorflow as tf
 from geutil.errors import QuantizeError
 from geutil.graph import creation
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.quantize.blocks import MOVES, block_of, with_stored_steps
 from geutil.quantize.calibration.ranges import (
     format_of_simulation,
     frozen,
@@ -37,14 +36,19 @@ from geutil.quantize.calibration.ranges import (
 )
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.network import live_simulations
-from geutil.quantize.schemes import FEWEST_ROUNDED
-from geutil.quantize.spec import Range
+from geutil.quantize.spec import (
+    BLOCK_MOVES,
+    FEWEST_ROUNDED,
+    Range,
+    block_of,
+    with_stored_steps,
+)
 from geutil.tflite import LiteGraph, LiteOp, LiteTensor, Quantization
 from geutil.tflite.op_names import called, sources_of
 from geutil.tflite.parts import Array
+from geutil.tflite.precision import version_of
 from geutil.tflite.run import runtime_name, runtime_version
 from geutil.tflite.schema import knows_blocks
-from geutil.tflite.versions import version_of
 
 
 @dataclass(frozen=True)
@@ -304,7 +308,7 @@ def _matrix(
 
 def _parts(op: Operation) -> tuple[int, int, int]:
     """Return the shape that the op behind a FakeQuant op gives to blocks."""
-    block, blocks, outputs = _behind(op, MOVES[0]).outputs[0].shape.as_list()
+    block, blocks, outputs = _behind(op, BLOCK_MOVES[0]).outputs[0].shape.as_list()
     return block, blocks, outputs
 
 
@@ -317,7 +321,7 @@ def levels_of_blocks(graph: Graph) -> dict[Operation, Array]:
         parted = matrix.levels.reshape(outputs, blocks, block).transpose(2, 1, 0)
         levels[op] = parted.reshape(block, blocks * outputs).astype(np.float32)
         # The last of the ops that move them makes weights of their own shape again.
-        ends.append(functools.reduce(_behind, MOVES, op))
+        ends.append(functools.reduce(_behind, BLOCK_MOVES, op))
     arrays = values_of([op.outputs[0] for op in ends], frozen(levels))
     return dict(zip(ends, arrays, strict=True))
 

@@ -13,8 +13,7 @@ from geutil.rewrite.matching import Match
 from geutil.rewrite.patterns import Any as AnyPattern
 from geutil.rewrite.patterns import Op, Pattern, Types
 from geutil.rewrite.rule import Check, Rule
-from geutil.rewrite.rules.constant_folding import constant_folding
-from geutil.rewrite.rules.dead_branch import dead_branch_folding
+from geutil.rewrite.rules.constant_folding import constant_folding, dead_branch_folding
 from geutil.rewrite.rules.dropout import dropout_removal
 
 __all__ = [

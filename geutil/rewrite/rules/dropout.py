@@ -14,11 +14,10 @@ from geutil.graph.op_types import (
     UNIFORM_DRAWS,
 )
 from geutil.graph.types import Tensor
-from geutil.rewrite.compiling import Const, constant_value
 from geutil.rewrite.matching import Match
-from geutil.rewrite.patterns import Any, Op, Optional, Pattern
+from geutil.rewrite.patterns import Any, Const, Op, Optional, Pattern, constant_value
 from geutil.rewrite.rule import Rule
-from geutil.select.networks.provenance import scalar_value
+from geutil.select.networks.layers import scalar_value
 
 _ABOVE = frozenset({"Greater", "GreaterEqual"})
 _BELOW = frozenset({"Less", "LessEqual"})

@@ -25,8 +25,7 @@ from geutil.graph import adjacency
 from geutil.graph.op_types import FUSED_NORMS, SELECTS
 from geutil.graph.replicas import own_summand
 from geutil.graph.types import Operation, Tensor
-from geutil.select.networks.layers import data_format
-from geutil.select.networks.provenance import origin_of, scalar_value
+from geutil.select.networks.layers import data_format, origin_of, scalar_value
 from geutil.select.walks import get_backward_walk_ops
 
 # Where the shape of the data is known it is a constant; its product is not folded.
@@ -127,7 +126,7 @@ def behind_shaping(tensor: Tensor, passing: Collection[str] = SHAPING) -> Tensor
 
 def reduces_batch(op: Operation) -> bool:
     """Tell whether an op reduces over the first axis, but not over all axes."""
-    # Where channels are one axis, `provenance.is_statistic` asks for more: that all
+    # Where channels are one axis, `layers.is_statistic` asks for more: that all
     # axes but one are reduced.
     if op.type not in ("Mean", "Sum") or not is_constant(op.inputs[1]):
         return False

@@ -30,7 +30,7 @@ from geutil.graph.types import Graph, Operation, Tensor, is_reference
 from geutil.graph.walks import closure_by_identity, walk_by_identity
 from geutil.select.networks import batch_norms
 from geutil.select.networks.batch_norms import SHAPING, FusedNorm, fused_norm
-from geutil.select.networks.provenance import Origin, Origins
+from geutil.select.networks.layers import Origin, Origins
 
 _UPDATES = op_types.ASSIGNMENTS | op_types.INCREMENTS
 _RESOURCE_UPDATES = frozenset(t for t in _UPDATES if t.endswith("VariableOp"))

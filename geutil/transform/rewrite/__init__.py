@@ -1,9 +1,19 @@
 """The names of `geutil.rewrite`, by the path that they had."""
 
-from geutil.rewrite.compiling import Const, Variable, Weight, constant_value
 from geutil.rewrite.driver import rewrite
 from geutil.rewrite.matching import Explanation, Match, explain, match
-from geutil.rewrite.patterns import Any, Op, Optional, Or, Output, Pattern
+from geutil.rewrite.patterns import (
+    Any,
+    Const,
+    Op,
+    Optional,
+    Or,
+    Output,
+    Pattern,
+    Variable,
+    Weight,
+    constant_value,
+)
 from geutil.rewrite.rule import Refused, RewriteReport, Rewritten, Rule
 from geutil.transform.rewrite import rules
 

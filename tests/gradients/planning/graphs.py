@@ -9,15 +9,14 @@ import tensorflow as tf
 
 from geutil.gradients import Report, gradients, last_report
 from geutil.gradients.apply import build_recomputation
+from geutil.gradients.choices import AlwaysKept
 from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors, read_forward
 from geutil.gradients.planning.least_peak import Trial, Trials
 from geutil.gradients.prediction import StepProgram
 from geutil.gradients.segments import Recomputation, plan_recomputation
-from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import PlainStep, build_step
 from geutil.memory import simulate
-from geutil.memory.dependencies import with_controls
-from geutil.memory.schedule import frugal_order
+from geutil.memory.schedule import frugal_order, with_controls
 from geutil.reroute import reroute_ts
 
 v1 = tf.compat.v1

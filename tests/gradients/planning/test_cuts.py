@@ -4,13 +4,13 @@ import networkx as nx
 import pytest
 import tensorflow as tf
 
+from geutil.gradients.choices import AlwaysKept
 from geutil.gradients.planning.cuts import (
     crossing_tensors,
     measure_stretches,
     read_forward,
 )
 from geutil.gradients.prediction import StepProgram
-from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 from tests.gradients.planning.graphs import chain_step, random_step
 from tests.thorough import some

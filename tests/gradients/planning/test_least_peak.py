@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.networks import NETWORKS
+from geutil.gradients.choices import AlwaysKept
 from geutil.gradients.planning import choose_for_memory
 from geutil.gradients.planning.cuts import Stretches
 from geutil.gradients.planning.least_peak import (
@@ -20,7 +21,6 @@ from geutil.gradients.planning.least_peak import (
     least_budget,
 )
 from geutil.gradients.prediction import StepProgram
-from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 from tests.call_counts import count_calls
 from tests.gradients.networks import SMALL, trace_forward

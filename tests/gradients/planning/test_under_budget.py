@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import Budget, explain, gradients, last_report, plan, plan_curve
+from geutil.gradients.choices import AlwaysKept
 from geutil.gradients.planning.least_peak import Trials
 from geutil.gradients.planning.step_problem import step_problem
-from geutil.gradients.selection import AlwaysKept
 from geutil.gradients.step import build_step
 from geutil.memory import executor
 from geutil.memory.schedule import frugal_order
