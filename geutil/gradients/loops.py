@@ -205,16 +205,18 @@ class _Body:
         small = IdentitySet(t for t in values if tensor_bytes(t) <= 256)
         pairs = [p for p in zip(self._piles, values, strict=True) if p[1] not in small]
 
-        # The tensors that the values follow from, with their inputs if they run again.
-        def read_again(t: Tensor) -> Sequence[Tensor] | None:
-            again = t not in small and _runs_again(t.op, with_heavy=with_heavy)
-            return t.op.inputs if again else None
+        # The inputs of a tensor if its op runs again; None if it does not.
+        read_again: dict[int, Sequence[Tensor] | None] = {}
 
-        behind = closure_by_identity(
-            (t for _, t in pairs), lambda t: read_again(t) or ()
-        )
+        def inputs_of(t: Tensor) -> Sequence[Tensor]:
+            again = t not in small and _runs_again(t.op, with_heavy=with_heavy)
+            read_again[id(t)] = t.op.inputs if again else None
+            return read_again[id(t)] or ()
+
+        # The tensors that the values follow from.
+        behind = closure_by_identity((t for _, t in pairs), inputs_of)
         tensors = list(behind.values())
-        inputs = list(map(read_again, tensors))
+        inputs = [read_again[key] for key in behind]
         number = {key: i for i, key in enumerate(behind)}
         cut = least_cut(
             # Lists of nothing new are no reason to compute, but for the list itself.

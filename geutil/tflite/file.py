@@ -28,6 +28,7 @@ from geutil.tflite import (
 from geutil.tflite.arguments import checked
 from geutil.tflite.flatbuffer import Writer, read_into
 from geutil.tflite.parts import Contents
+from geutil.tflite.precision import runtime_needed
 
 
 class LiteFile(Contents):
@@ -50,11 +51,11 @@ class LiteFile(Contents):
 
     @property
     def runtime(self) -> str:
-        """The oldest runtime that has all its kernels; "" if the file does not say."""
-        entry = self.metadata.get("min_runtime_version")
-        if entry is None or entry.data is None:
-            return ""
-        return entry.data.tobytes().rstrip(b"\0").decode("ascii", "replace")
+        """The oldest runtime that has all its kernels; "" if the file does not say.
+
+        It is the one that the converter wrote, until edits add a newer kernel.
+        """
+        return runtime_needed(self)
 
     def to_bytes(self) -> bytes:
         """Return the file.

@@ -34,6 +34,12 @@ from geutil.tflite.parts import (
     copied_record,
     text,
 )
+from geutil.tflite.precision import (
+    RUNTIME,
+    runtime_entry,
+    runtime_named,
+    runtime_needed,
+)
 from geutil.tflite.schema import (
     CUSTOM,
     FAULTS,
@@ -471,6 +477,10 @@ class Writer:
             raise TFLiteError("the file has no subgraph; begin one with add_input")
         self._file = file
         self._graphs = {graph: i for i, graph in enumerate(file.graphs)}
+        self._metadata = {**file.metadata}
+        # An edit may have added a kernel that is newer than the runtime named there.
+        if (runtime := runtime_needed(file)) != runtime_named(file):
+            self._metadata[RUNTIME] = runtime_entry(runtime)
         self._buffers = self._used_buffers()
         self._buffer_at = {id(b): i for i, b in enumerate(self._buffers)}
         self._codes = [*file.codes]
@@ -488,7 +498,7 @@ class Writer:
         """Return the buffers of the new file, in the order of the one that was read."""
         file = self._file
         named = [t.buffer for t in file.tensors]
-        named += [*file.metadata.values(), *file.old_metadata]
+        named += [*self._metadata.values(), *file.old_metadata]
         used = {id(b): b for b in named}
         kept = [
             b for i, b in enumerate(file.buffers) if i in file.kept or id(b) in used
@@ -572,7 +582,7 @@ class Writer:
         placeholder: list[int] = []
         model.buffers = [_Stub(b, placeholder, self._split) for b in self._buffers]
         model.metadata = []
-        for name, buffer in file.metadata.items():
+        for name, buffer in self._metadata.items():
             entry = types.MetadataT()
             entry.name = check_text(name, "the name of metadata")
             entry.buffer = self._buffer_at[id(buffer)]

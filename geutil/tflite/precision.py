@@ -400,9 +400,40 @@ def runtime_of(ops: Iterable[LiteOp]) -> str:
     return ".".join(map(str, found)) if any(found) else ""
 
 
+def runtime_named(file: Contents) -> str:
+    """Return the runtime that the metadata of a file name; "" if they name none."""
+    entry = file.metadata.get(RUNTIME)
+    if entry is None or entry.data is None:
+        return ""
+    return entry.data.tobytes().rstrip(b"\0").decode("ascii", "replace")
+
+
+def runtime_needed(file: Contents) -> str:
+    """Return the runtime that the metadata name, or a newer one that edits ask for.
+
+    Kernels that the file was read with are left to the converter that wrote them.
+    """
+    named = runtime_named(file)
+    known = {(code.kind, code.version) for code in file.codes}
+    added = [op for op in file.ops if (op.kind, op.version) not in known]
+    needed = runtime_of(added)
+    is_number = all(part.isdecimal() for part in named.split("."))
+    if not is_number or not needed or _numbers(needed) <= _numbers(named):
+        return named
+    return needed
+
+
+def _numbers(runtime: str) -> tuple[int, ...]:
+    return tuple(map(int, runtime.split(".")))
+
+
+def runtime_entry(runtime: str) -> Buffer:
+    """Return the metadata that name a runtime."""
+    return Buffer(np.frombuffer(runtime.encode().ljust(_ROOM, b"\0"), np.uint8))
+
+
 def name_runtime(file: Contents) -> None:
     """Let the metadata of a file name the runtime of its kernels, if they name any."""
     if RUNTIME in file.metadata:
         told = runtime_of(op for graph in file.graphs for op in graph.ops)
-        data = np.frombuffer(told.encode().ljust(_ROOM, b"\0"), np.uint8)
-        file.metadata[RUNTIME] = Buffer(data)
+        file.metadata[RUNTIME] = runtime_entry(told)

@@ -131,6 +131,32 @@ def test_strings_nothing_and_totals(geutil, words, tmp_path):
     assert "with --batch 6" in batches.err
 
 
+def test_numbers_that_are_not_finite_are_counted(geutil, tmp_path):
+    @tf.function(input_signature=[tf.TensorSpec([None, 3], name="x")])
+    def network(x):
+        return {"root": tf.sqrt(x), "ratio": 1 / x, "same": x}
+
+    model.open(network).save(tmp_path / "net")
+    np.savez(tmp_path / "x.npz", x=np.float32([[-1, 0, 4], [-4, 9, 1]]))
+    call = ["run", tmp_path / "net", "--data", tmp_path / "x.npz"]
+    line = (
+        "not finite: output 'ratio' holds 1 infinite of 6 values; output 'root' holds "
+        "2 NaN of 6 values"
+    )
+    assert geutil(*call).out.splitlines()[4:] == [line]
+    told = geutil.json(*call, "--against", tmp_path / "net")
+    counts = {each["name"]: (each["nan"], each["infinite"]) for each in told["outputs"]}
+    assert counts == {"ratio": (0, 1), "root": (2, 0), "same": (0, 0)}
+    assert [each["motion"]["nan"] for each in told["differences"]] == [0, 2, 0]
+    # Two networks that are broken alike are equal.
+    said = geutil("check", tmp_path / "net", tmp_path / "net", *call[2:])
+    assert said.code == 0
+    *_, ratio, root, same = said.out.splitlines()
+    assert ratio.endswith("over 2 samples; holds 1 infinite")
+    assert root.endswith("holds 2 NaN")
+    assert "holds" not in same
+
+
 def test_outputs_are_compared(geutil, place, folder, tmp_path):
     data = ["--data", place / "data.npz"]
     first, other = place / "net.keras", tmp_path / "other"

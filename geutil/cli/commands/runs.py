@@ -169,15 +169,17 @@ def run(
     files.start_tensorflow()
     ours = _outputs_on(_read_runnable(path, signature), data, batch)
     limits = _RTOL if rtol is None else rtol, _ATOL if atol is None else atol
-    found, moves = [], {}
+    found, moves = [], _motions(ours)
     if against is not None:
         other = _read_runnable(against, signature)
         theirs = _outputs_on(other, data, batch, tell=False)
         found = _differences(ours, theirs, *limits)
-        moves = _motions(ours)
     if output is not None:
         _write_arrays(ours, output)
-    described = [_described(name, value) for name, value in ours.items()]
+    described = [
+        {**_described(name, value), "nan": held.nan, "infinite": held.infinite}
+        for (name, value), held in zip(ours.items(), moves.values(), strict=True)
+    ]
     equal = all(each.equal for _, each in found)
     if as_json:
         told: dict[str, Any] = {"outputs": described}
@@ -189,6 +191,13 @@ def run(
         show(told, as_json=True)
     else:
         show_rows(list(_COLUMNS), map(_row, described), as_json=False)
+        broken = [
+            f"output '{name}' holds {held.not_finite} of {ours[name].size} values"
+            for name, held in moves.items()
+            if held.not_finite
+        ]
+        if broken:
+            print(f"not finite: {'; '.join(broken)}")
         for name, each in found:
             motion = moves[name].told(*limits, equal=each.equal)
             told_apart = str(each).replace(_ONE_SAMPLE, "")

@@ -205,17 +205,23 @@ class Motion:
         varies: the largest difference of an element from the first sample's.
         largest: the largest magnitude of an element, over all samples.
         samples: how many samples there were.
+        nan: how many elements were NaN, over all samples.
+        infinite: how many elements were infinite.
 
     Example:
         >>> print(Motion(3e-9, 0.25, 16))
         varies by 3e-09 over 16 samples: this comparison proves nothing
         >>> print(Motion(0.5, 2.0, 16))
         varies by 0.5 over 16 samples
+        >>> print(Motion(float("inf"), 2.0, 16, nan=3))
+        varies by inf over 16 samples; holds 3 NaN
     """
 
     varies: float
     largest: float
     samples: int
+    nan: int = 0
+    infinite: int = 0
 
     def proves(self, rtol: float = RTOL, atol: float = ATOL) -> bool:
         """Tell whether the output moves by more than the tolerances allow."""
@@ -231,7 +237,20 @@ class Motion:
     def told(
         self, rtol: float = RTOL, atol: float = ATOL, *, equal: bool = True
     ) -> str:
-        """Return the motion in words; "" of one sample."""
+        """Return the motion in words; "" of one sample of finite numbers."""
+        # NaN equals NaN: without a word, two broken networks look like two good ones.
+        holds = f"holds {self.not_finite}" if self.not_finite else ""
+        return "; ".join(filter(None, [self._moves(rtol, atol, equal), holds]))
+
+    @property
+    def not_finite(self) -> str:
+        """The elements that are no finite numbers, in words; "" if there are none."""
+        counts = {"NaN": self.nan, "infinite": self.infinite}
+        return " and ".join(
+            f"{count} {kind}" for kind, count in counts.items() if count
+        )
+
+    def _moves(self, rtol: float, atol: float, equal: bool) -> str:
         if self.samples < 2:
             return ""
         over = f"over {self.samples} samples"
@@ -260,7 +279,7 @@ class Movement:
     def __init__(self) -> None:
         self._first: Array | None = None
         self._varies = self._largest = 0.0
-        self._samples = 0
+        self._samples = self._nan = self._infinite = 0
 
     def add(self, values: Array, rows: int | None) -> None:
         """Take in an output for a batch of `rows` samples."""
@@ -270,6 +289,10 @@ class Movement:
         self._samples += len(samples)
         if not samples.size:
             return
+        if values.dtype.kind in "fcV":
+            wide = widened(values)
+            self._nan += int(np.isnan(wide).sum())
+            self._infinite += int(np.isinf(wide).sum())
         if self._first is None:
             self._first = np.asarray(samples[0], samples.dtype)
         if self._first.shape != samples.shape[1:]:
@@ -286,7 +309,9 @@ class Movement:
 
     def entry(self) -> Motion:
         """Return the values seen."""
-        return Motion(self._varies, self._largest, self._samples)
+        return Motion(
+            self._varies, self._largest, self._samples, self._nan, self._infinite
+        )
 
 
 class Tally:
