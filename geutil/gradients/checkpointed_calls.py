@@ -371,7 +371,8 @@ class _Call:
 
         def of_op(op: Operation, *grads: Any) -> list[Any]:
             del op
-            return [*[None] * count, *self._build(self.inputs, grads[:count])]
+            slopes = self._build(self.inputs, grads[:count], len(grads))
+            return [*[None] * count, *slopes]
 
         runtime.set_gradient(stand_ins[0].op, of_op)
         watched = self._watched()
@@ -379,7 +380,7 @@ class _Call:
             xs, known = list(watched), list(watched.values())
 
             def backward(*grads: Any) -> list[Any]:
-                return self._build(xs, grads)
+                return self._build(xs, grads, count)
 
             runtime.record_on_tapes("checkpointed", stand_ins, known, backward)
         return stand_ins
@@ -400,12 +401,15 @@ class _Call:
             )
         return watched
 
-    def _build(self, xs: Sequence[Tensor], grads: Sequence[Any]) -> list[Any]:
+    def _build(
+        self, xs: Sequence[Tensor], grads: Sequence[Any], outputs: int
+    ) -> list[Any]:
         """Return the gradient of each x, given that of each output."""
+        # `outputs`: for so many TensorFlow may just have made up zeros.
         flowing = [
             (y, grad)
             for y, grad in zip(self.ys, grads, strict=True)
-            if not (grad is None or _is_made_up(grad, len(grads)))
+            if not (grad is None or _is_made_up(grad, outputs))
         ]
         if not flowing:
             return [None] * len(xs)
@@ -551,13 +555,24 @@ def _bytes(ops: Iterable[Operation]) -> int:
     return sum(tensor_bytes(t) for op in ops for t in op.outputs)
 
 
+_OPS_OF_ZEROS = 4
+"""The most ops by which TensorFlow makes the zeros of one output: the shape of a
+variable, or one made flat, a constant, and their Fill."""
+
+
 def _is_made_up(grad: Any, outputs: int) -> bool:
     """Tell whether TensorFlow made a zero just now for an output that nothing reads."""
     # To differentiate by it would compute zeros, or NaN where a derivative is infinite,
     # and inputs that no gradient reaches would not get None.
-    if not types.is_tensor(grad) or grad.op.type not in ("Const", "ZerosLike"):
+    if not types.is_tensor(grad) or not _is_zero(grad):
         return False
-    start = state.count_ops(grad.graph) - outputs
-    if grad.op not in state.ops_since(grad.graph, start):
-        return False
-    return grad.op.type == "ZerosLike" or not np.any(tf.get_static_value(grad))
+    start = state.count_ops(grad.graph) - _OPS_OF_ZEROS * outputs
+    return grad.op in state.ops_since(grad.graph, max(start, 0))
+
+
+def _is_zero(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a zero, by the ops that TensorFlow makes zeros of."""
+    if tensor.op.type == "ZerosLike":
+        return True
+    value = tensor.op.inputs[1] if tensor.op.type == "Fill" else tensor
+    return value.op.type == "Const" and not np.any(tf.get_static_value(value))

@@ -211,7 +211,12 @@ def _found(
 ) -> Tensor:
     """Return the tensor of a key of `shapes=`, or raise an error."""
     key = types.dereference(key)
-    if types.is_tensor(key) and (key.graph is graph or error is PredictionError):
+    if types.is_tensor(key):
+        if key.graph is not graph:
+            raise SelectionError(
+                f"shapes= has '{key.name}', a tensor of another graph; pass the tensor "
+                "of the step's graph, or its name"
+            )
         return key
     try:
         return graph.get_tensor_by_name(tensor_name(key))

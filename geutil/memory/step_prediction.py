@@ -95,7 +95,8 @@ def predict(
 
     Raises:
         ArgumentTypeError: a fetch is no op and no tensor of a graph.
-        SelectionError: the fetches belong to different graphs.
+        SelectionError: the fetches belong to different graphs, or feeds, ops of `order`
+            or keys of `shapes` to another one than they.
         PredictionError: nothing is asked for; sizes depend on dimensions that are not
             known; `order` leaves out an op, names one twice or comes too early with
             one.
@@ -115,6 +116,8 @@ def predict(
     """
     if order is not None:
         # The order names the ops of the graph, of which Grappler would remove some.
+        order = list(order)
+        graph_of_all((*fetches_of(ys_or_fetches), *order))
         step = executed_step(
             ys_or_fetches, feeds, shapes, False, device=device, merges=False
         )

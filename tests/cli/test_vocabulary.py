@@ -203,6 +203,8 @@ memory net --budget 50% --extra-time 5% | ask one
 memory net --largest-batch | --memory
 memory net --largest-batch --memory 4MB --extra-time 5% | leave out others
 memory net --largest-batch --memory 4MB --curve | ask one
+memory nowhere --device FPGA:0 | --device FPGA:0 & pass CPU:0 or GPU:0
+memory nowhere --device /job:worker/device:GPU:x | pass CPU:0 or GPU:0
 memory net --html there.html | --force
 memory net --size 8,8,3 | input=8,8,3
 memory net --size image= | input=8,8,3

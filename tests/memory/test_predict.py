@@ -13,8 +13,10 @@ from geutil.memory import (
     execution_order,
     measure,
     predict,
+    predict_by_device,
     simulate,
     step_program,
+    worst_case,
 )
 from geutil.memory.kernels import onednn
 from tests.memory.networks import NETWORKS, attention, residual, training_step, unet
@@ -177,6 +179,20 @@ def test_what_is_refused(graph):
     ):
         with refused(error, reason):
             predict(fetches, shapes=shapes)
+
+
+def test_what_belongs_to_another_graph_is_not_taken_by_its_name(graph):
+    _, _, total = small_step()
+    with tf.Graph().as_default():
+        other, *_ = small_step()
+    remedy = "a tensor of another graph; pass the tensor of the step's graph"
+    for ask in (predict, predict_by_device, worst_case, step_program):
+        for key in (other, other.ref()):
+            with refused(SelectionError, f"'x:0', {remedy}", ask):
+                ask(total, shapes=[(key, [256, 512])])
+    ops = other.graph.get_operations()
+    with refused(SelectionError, "'w/Initializer.* 'sum:0' belong to different graphs"):
+        predict(total, shapes={"x": [256, 512]}, order=ops[1:])
 
 
 def test_a_function_is_predicted_like_a_graph():

@@ -87,6 +87,7 @@ def memory(
     if largest and (budget is not None or extra_time is not None):
         raise CommandError("--largest-batch has a limit, --memory: leave out others")
     _check_amounts(budget, extra_time, available)
+    _check_device(device)
     shapes = given_shapes(size)
     check_page(html, force)
     check_source(path)
@@ -171,6 +172,20 @@ def _check_amounts(
         )
     if available is not None and not byte_count(available):
         raise CommandError(f"--memory {available} is no amount; pass bytes such as 8GB")
+
+
+_DEVICE_PART = re.compile(
+    r"(job:.+|(replica|task):\d+|(device:)?(cpu|gpu)(:(\d+|\*))?)?", re.IGNORECASE
+)
+
+
+def _check_device(device: str | None) -> None:
+    """Refuse devices that no step is predicted for, before TensorFlow is started."""
+    if device is not None and not all(map(_DEVICE_PART.fullmatch, device.split("/"))):
+        raise CommandError(
+            f"--device {device} is no device that this TensorFlow has kernels for; "
+            "pass CPU:0 or GPU:0"
+        )
 
 
 def _show_curve(curve: PlanCurve) -> None:

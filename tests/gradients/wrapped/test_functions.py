@@ -237,25 +237,60 @@ def test_sparse_gradients_stay_sparse():
     assert_same(step(checkpointed(plain, "inputs"), index), step(plain, index))
 
 
-def test_outputs_that_nothing_reads_have_no_part():
-    v = tf.Variable(2.0)
+def by_tape(ys_of, xs, sources, **options):
+    with tf.GradientTape() as tape:
+        tape.watch(xs)
+        y = ys_of()
+    return tape.gradient(y, sources, **options)
 
-    def plain(x):
-        return tf.math.log(x), 2.0 * x, tf.tanh(tf.tanh(x)) * v
 
-    for wrapped in (plain, checkpointed(plain, "inputs")):
-        for signature in ([3], [None]):
+def by_graph(ys_of, xs, sources, **options):
+    del xs
+    return tf.gradients(ys_of(), sources, **options)
 
-            @tf.function(input_signature=[tf.TensorSpec(signature)])
-            def step(x, wrapped=wrapped):
-                with tf.GradientTape() as tape:
-                    tape.watch(x)
-                    loss = tf.reduce_sum(wrapped(x)[1])
-                gradients = tape.gradient(loss, [x, v])
-                assert gradients[1] is None
-                return gradients[0]
 
-            assert step(tf.zeros([3])).numpy().tolist() == [2.0, 2.0, 2.0]
+@pytest.mark.parametrize("differentiate", [by_tape, by_graph])
+@pytest.mark.parametrize("size", [3, 1000])
+def test_outputs_that_nothing_reads_have_no_part(differentiate, size):
+    """TensorFlow makes zeros for them, by ops that depend on sizes and on variables."""
+    v, unread = tf.Variable(tf.fill([size], 2.0)), tf.Variable(tf.ones([size]))
+
+    def plain(x, w):
+        return tf.math.log(x), 2.0 * x * v, tf.tanh(tf.tanh(w)) * unread
+
+    def second(function, x, w):
+        return function(x, w)[1]
+
+    def branched(function, x, w):
+        return tf.cond(tf.reduce_sum(x) > 1, lambda: x, partial(second, function, x, w))
+
+    def found(function, place, signature, unconnected):
+        missing = []
+
+        @tf.function(autograph=False, input_signature=[signature] * 2)
+        def step(x, w):
+            slopes = differentiate(
+                partial(place, function, x, w),
+                [x, w],
+                [x, w, v, unread],
+                unconnected_gradients=unconnected,
+            )
+            missing[:] = [slope is None for slope in slopes]
+            return [slope for slope in slopes if slope is not None]
+
+        slopes = step(tf.zeros([size]), tf.ones([size]))
+        return missing, [slope.numpy().tolist() for slope in slopes]
+
+    function = checkpointed(plain, "inputs")
+    for shape in ([size], [None]):
+        for place in (second, branched):
+            for unconnected in ("none", "zero"):
+                case = place, tf.TensorSpec(shape), unconnected
+                missing, slopes = found(function, *case)
+                assert (missing, slopes) == found(plain, *case)
+                # The logarithm's would be infinite.
+                assert slopes[0] == [4.0] * size
+                assert missing == [False, unconnected == "none"] * 2
 
 
 def test_what_nothing_reads_has_no_gradient_beside_one_of_slices():
