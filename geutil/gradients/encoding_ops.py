@@ -106,7 +106,7 @@ class Encoder:
         return self._once(dtype.name, tensor, lambda t: tf.cast(t, dtype))
 
     def _places(self, op: Operation) -> Tensor:
-        """Return where in its window each maximum of a pool is, row by row."""
+        """Return the index of each maximum of a pool in its window, row by row."""
         maxima = op.inputs[encodings.MAXIMA]
         window = op.get_attr("ksize")[1:3]
         images = op.inputs[encodings.INPUT]
@@ -153,7 +153,7 @@ def _is_0_to_6(tensor: Tensor) -> Tensor:
 
 
 def _first_places(images: Tensor, window: Sequence[int], maxima: Tensor) -> Tensor:
-    """Return the place of the first maximum in each window, counted row by row."""
+    """Return the index of the first maximum in each window, counted row by row."""
     # The place is the number of places before it, each of which has something less.
     height, width = window
     _, columns, channels = _image_dims(images)
@@ -189,7 +189,7 @@ def _late(step: PlainStep) -> Late:
 
 
 def _masked(op: Operation, passes: Tensor) -> Tensor:
-    """Build the gradient of an activation from where it lets something through."""
+    """Build the gradient of an activation from its mask."""
     gradient = op.inputs[0]
     if op.type == "LeakyReluGrad":
         ones = tf.ones([], gradient.dtype)
@@ -233,7 +233,7 @@ def _widened(read: TensorRead, kept: Tensor, late: Late) -> Tensor:
 
 
 def _spread(op: Operation, gradient: Tensor, places: Tensor) -> Tensor:
-    """Build the gradient of a pool: that of each maximum in its place."""
+    """Build the gradient of a pool: that of each maximum at its position."""
     # The product with zero is +0, as where the kernel adds nothing.
     height, width = op.get_attr("ksize")[1:3]
     images = op.inputs[encodings.INPUT]

@@ -1,9 +1,9 @@
 """Encodings: smaller forms of forward tensors that are enough for the backward pass.
 
 The gradient of a Relu needs the places where its result is positive, that of a pool of
-maxima the place of each maximum, that of a resized image no more than its shape.
-Tensors of which late reads need no more are found here; nothing is built. Source: Jain
-et al., "Gist: Efficient data encoding for deep neural network training", 2018.
+maxima the place of each maximum, that of a resized image only its shape. This module
+finds the tensors of which late reads need no more, and builds nothing. Source: Jain et
+al., "Gist: Efficient data encoding for deep neural network training", 2018.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ _PADS = frozenset(("MirrorPad", "Pad", "PadV2"))
 
 @dataclass(frozen=True)
 class EncodedTensor:
-    """A forward tensor of which less is held for the backward pass.
+    """A forward tensor that is kept in a smaller form for the backward pass.
 
     Attributes:
         name: its name.
         op_type: the type of the op that yields it.
-        keeps: the form kept in its place: "mask", where an activation lets gradients
-            through; "places", where in its window each maximum is; "shape"; "sign" as
-            int8; "narrow", the input of its cast; "part", nothing but the padded tensor
-            that it is part of and that is held anyway; "nothing", since it was only
+        keeps: the form kept instead: "mask", the elements at which an activation passes
+            gradients; "places", the position of each maximum in its window; "shape";
+            "sign" as int8; "narrow", the input of its cast; "part", only the padded
+            tensor that contains it and is held anyway; "nothing", since it was only
             searched for maxima; "bfloat16". Several are joined by " and ".
         bytes: its size.
-        kept_bytes: that of the kept form.
+        kept_bytes: the size of the kept form.
     """
 
     name: str
@@ -62,7 +62,7 @@ class EncodedTensor:
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """A forward tensor whose buffer is let go, since less is kept."""
+    """A forward tensor whose buffer is freed, since a smaller form is kept."""
 
     tensor: Tensor
     # The late reads of it, or of tensors that share its buffer.
@@ -96,7 +96,7 @@ class EncodingPlan:
 def plan_encodings(
     step: PlainStep, smallest: int, whole: IdentityMap[str] | None = None
 ) -> EncodingPlan:
-    """Return the tensors of which late reads need less, but for `whole` ones."""
+    """Return the plan of encodings for late reads, except of `whole` tensors."""
     by_buffer = IdentityMap(
         (buffer, reads)
         for buffer, reads in late_reads(step, smallest).items()
@@ -166,7 +166,7 @@ def buffer_of(tensor: Tensor) -> Tensor:
 
 
 def _is_held_anyway(step: PlainStep, buffer: Tensor) -> bool:
-    """Tell whether a buffer is there all the time, whoever reads it."""
+    """Return whether a buffer is held throughout, whatever reads it."""
     op = buffer.op
     held = cpu.is_held(op) or segments.is_parameter(op)
     return held or not step.covers(op) or op in step.seeds

@@ -134,7 +134,7 @@ class AlwaysKept:
         )
 
     def __call__(self, tensor: Tensor) -> bool:
-        """Tell whether `tensor` is kept."""
+        """Return whether `tensor` is kept."""
         return self.why(tensor) is not None
 
     def why(self, tensor: Tensor) -> str | None:
@@ -179,7 +179,7 @@ class Keeping:
     sends: bool = True
 
     def __call__(self, tensor: Tensor) -> bool:
-        """Tell whether `tensor` is kept."""
+        """Return whether `tensor` is kept."""
         return tensor in self.chosen or self.always(tensor)
 
 
