@@ -17,7 +17,7 @@ _NONE_KNOWN: Mapping[int, int] = MappingProxyType({})
 
 
 def negligible_size(program: Program) -> int:
-    """Return the bytes up to which a tensor does not matter for the order."""
+    """Return the largest size of a tensor that does not matter for the order."""
     return max(program.sizes, default=0) // SMALL
 
 
@@ -42,7 +42,7 @@ def _best(edges: _Edges, known: Mapping[int, int]) -> Simulation:
 
 
 def frugal_order(program: Program, known: Mapping[int, int] = _NONE_KNOWN) -> list[int]:
-    """Return the nodes in a low-memory order, or around known places of some."""
+    """Return the nodes in a low-memory order, maybe around known places of some."""
     # A node that holds no more than before runs as soon as it can. So does one whose
     # large result the nodes behind it use up at once: a weight gradient and its update,
     # which then run in one burst (with Adam's updates; without bursts an encoder holds

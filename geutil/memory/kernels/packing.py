@@ -1,4 +1,4 @@
-"""Memory that CPU kernels take beside TensorFlow's allocator, from malloc.
+"""Memory that CPU kernels take outside TensorFlow's allocator, from malloc.
 
 Eigen copies blocks of both operands of a product so that a core reads them in a row;
 the kernels of MatMul and of convolutions without oneDNN take these copies from malloc.
@@ -66,7 +66,7 @@ def caches_here() -> Caches:
 def packed_bytes(
     op: Operation, onednn: bool | None = None, dims: DimsOf = dims_of
 ) -> int:
-    """Return the bytes that an op's kernel takes beside TensorFlow's allocator."""
+    """Return the bytes that an op's kernel takes outside TensorFlow's allocator."""
     # Blocks and copies that it takes from malloc, less the part of its
     # `temporary_bytes` that it never writes to: no page of memory is there for that. So
     # it may be negative.
@@ -134,7 +134,7 @@ def product_bytes(product: Product, threads: int, caches: Caches) -> int:
 
 
 def _read_in_place(whole: bool, times: int, size: int) -> bool:
-    """Tell whether an operand without gaps is read where it lies, not packed."""
+    """Return whether an operand without gaps is read where it lies, not packed."""
     return whole or times == 1 or (times == 2 and size < 256 << 10)
 
 
@@ -145,7 +145,7 @@ def _tasks_enough(threads: int) -> float:
 
 
 def _shards_columns(m: int, n: int, threads: int) -> bool:
-    """Tell whether threads share the columns of the right operand."""
+    """Return whether threads share the columns of the right operand."""
     nr = _COLUMNS
     of_each = n // threads
     few = of_each < nr
@@ -157,7 +157,7 @@ def _shards_columns(m: int, n: int, threads: int) -> bool:
 
 
 def _shards_terms(product: Product, threads: int, caches: Caches) -> bool:
-    """Tell whether each thread sums up a part of the terms."""
+    """Return whether each thread sums up a part of the terms."""
     m, n, k, each, _ = product
     size, nr, terms = m * n, _COLUMNS, k // threads
     if size * each > caches.third // threads or terms < 2 * nr:
