@@ -1,4 +1,4 @@
-"""Batch statistics that batch norms in training use, and moving averages instead."""
+"""The statistics of batch norms in training, and moving averages to replace them."""
 
 from __future__ import annotations
 

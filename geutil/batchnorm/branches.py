@@ -1,8 +1,8 @@
-"""Batch norms of sums, joins and stacks of layers.
+"""Batch norms of sums, concatenations and stacks of layers.
 
-A scale and a shift of each channel are moved in front of the op that joins, to each
-tensor that it reads: norm(a + b) = (scale * a + offset) + scale * b, and of channels
-that are joined each tensor takes its part. There they are batch norms behind one layer.
+The scale and shift of each channel are moved before the joining op, to each tensor that
+it reads: norm(a + b) = (scale * a + offset) + scale * b; for concatenated channels,
+each tensor gets its part. There they are batch norms after a single layer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from geutil.graph.types import Operation, Tensor
 
 @dataclass(eq=False)
 class Branch:
-    """The way from a layer, or from an op that joins branches, to the next such op."""
+    """The path from a layer, or from an op that joins branches, to the next such op."""
 
     start: Start
     # The ops behind that, in order; the last is the op that joins, or the last step of
@@ -103,7 +103,7 @@ def branches_of(
 def _objection_to_join(
     op: Operation, ways: Ways, parent: Branch | None
 ) -> Obstacle | None:
-    """Return why a norm cannot be moved in front of an op, or None."""
+    """Return why a norm cannot be moved before an op, or None."""
     if op.type not in JOINS:
         return Obstacle(
             f"reads '{op.name}' ({op.type}), and the norm would have to be folded into "
@@ -256,7 +256,7 @@ def _along(value: Tensor, branch: Branch) -> Tensor:
 
 
 def _through(tensor: Tensor, branch: Branch) -> Tensor:
-    """Take a new tensor through the ops of a branch that only hand channels on."""
+    """Apply the ops of a branch that only forward channels to a new tensor."""
     for link in branch.start.links:
         if link.step is None:
             tensor = copy_op(link.op, {link.index: tensor}).outputs[0]

@@ -1,7 +1,7 @@
 """Folded layers: their ops, those whose result is requested, and their control inputs.
 
-A tensor that is fetched by name, returned by a function that is being traced, or read
-by nobody yet is kept by someone who does not see that it was replaced.
+A tensor that is fetched by name, returned by a function that is being traced, or not
+read yet may be held by code that does not see that it was replaced.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SUFFIX = "_fold"
 
 @dataclass(frozen=True, eq=False)
 class Fold:
-    """Batch norms, and the layer that takes them in."""
+    """Batch norms, and the layer that absorbs them."""
 
     norms: tuple[Norm, ...]
     layer: Layer
@@ -76,7 +76,7 @@ def _behind(fold: Fold) -> Tensor:
 
 
 def _before(fold: Fold) -> Tensor:
-    """Fold batch norms into the layer behind them: they scale and shift its data."""
+    """Fold batch norms into the layer after them: they scale and shift its data."""
     layer = fold.layer
     with creation.surroundings_of(layer.op):
         affine, old = _parameters(fold)
@@ -111,7 +111,7 @@ def _before(fold: Fold) -> Tensor:
 def _finished(
     fold: Fold, tensor: Tensor, bias: Value | None, links: Sequence[Link]
 ) -> Tensor:
-    """Return the result of a layer with its bias, through the ops behind it."""
+    """Return the result of a layer with its bias, through the ops after it."""
     axis = fold.layer.axis
     norms.hand_over_shapes(fold.layer.result, tensor)
     adding = [link for link in links if link.step and link.step.adds]
@@ -210,7 +210,7 @@ def add_bias(tensor: Tensor, bias: Value, axis: int, place: Link) -> Tensor:
 
 
 def _bias_add_fails(tensor: Tensor) -> bool:
-    """Tell whether a BiasAdd of a tensor raises on some processors."""
+    """Return whether a BiasAdd of a tensor raises on some processors."""
     # Grappler makes a convolution and its BiasAdd one op, which without oneDNN takes no
     # groups of channels.
     op = tensor.op
@@ -260,7 +260,7 @@ def _parameter_of(op: Operation, new: Collection[Operation]) -> Operation:
 
 
 def can_stay(fold: Fold) -> bool:
-    """Tell whether the end of a fold can read the folded layer: it must add."""
+    """Return whether the end of a fold can read the folded layer: it must add."""
     link = _last(fold)
     if link is None or link.step is None:
         # The layer has no bias, and gets none if the norm shifts by nothing.
@@ -279,7 +279,7 @@ def can_stay(fold: Fold) -> bool:
 def held_ends(
     graph: Graph, folds: Iterable[Fold], kept_tensors: Iterable[Tensor] = ()
 ) -> frozenset[Operation]:
-    """Return the ends of folds that somebody holds."""
+    """Return the ends of folds that outside code may hold."""
     liveness = Liveness(graph)
     named = {t.op for t in (*results_of(graph), *kept_tensors)}
     ends = (fold.end for fold in folds)
@@ -287,7 +287,7 @@ def held_ends(
 
 
 def build_in_place(fold: Fold) -> Operation | None:
-    """Fold batch norms, and let the end of the fold read the layer and its bias."""
+    """Fold batch norms, and make the end of the fold read the layer and its bias."""
     # Returns the end; None, and nothing is changed, if the replacement does not end in
     # a sum.
     end = fold.end
@@ -309,7 +309,7 @@ def build_in_place(fold: Fold) -> Operation | None:
 def let_stay(
     last: Link, sum_op: Operation, bias: Tensor, replaced: Iterable[Operation]
 ) -> None:
-    """Let the end of a fold read the folded layer and its bias."""
+    """Make the end of a fold read the folded layer and its bias."""
     end, graph = last.op, last.op.graph
     data = sum_op.inputs[0]
     edits = [InputEdit(end, last.index, data), InputEdit(end, 1 - last.index, bias)]

@@ -1,4 +1,4 @@
-"""Ops that scale, shift or pass on channels, between a layer and its batch norm."""
+"""Ops that scale, shift or forward channels, between a layer and its batch norm."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ def axis_after(op: Operation, axis: int, last: int | None = None) -> int | None:
 
 
 def _is_spatial(op: Operation) -> bool:
-    """Tell whether batches become positions along other axes than the last."""
+    """Return whether batches become positions along other axes than the last."""
     rank, block = op.inputs[0].shape.rank, op.inputs[1].shape
     return rank is not None and block.rank == 1 and (block[0] or rank) < rank - 1
 

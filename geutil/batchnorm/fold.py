@@ -1,7 +1,7 @@
-"""Folding the batch norms of a graph or model, and the places that it folds in.
+"""Folding the batch norms of a graph or model, in all its graphs and bodies.
 
-Tracing passes constants of the graph around a loop or a branch as arguments. In the
-body a weight is then no constant any more, but whatever a caller gives.
+Tracing passes constants from outside a loop or a branch to its body as arguments. In
+the body a weight is then not a constant, but any value that a caller passes.
 """
 
 from __future__ import annotations
@@ -48,78 +48,78 @@ def fold_batch_norms(
     keep: Iterable[Any] = (),
     outputs: Any = (),
 ) -> FoldReport:
-    """Fold batch normalization into the layers before it, or behind it.
+    """Fold batch normalization into the layers before or after it.
 
-    A batch norm at inference multiplies each channel by a number and adds another. A
-    layer that is linear in its weights takes both in: the layer with other weights, and
-    one bias, is left. Constants are folded in float64; of variables, new ops compute
-    the weights, and the variables are left as they are. The old ops stay in the graph,
-    and nothing reads them any more. A norm of layers that are added, joined or stacked
-    is folded into each of them, and one behind average pooling or a resized image into
-    the layer before that.
+    A batch norm at inference multiplies each channel by a number and adds another. Both
+    can be absorbed by a layer that is linear in its weights: the layer with new
+    weights, and one bias, remains. Constants are folded in float64; for variables, new
+    ops compute the weights, and the variables stay as they are. The old ops stay in the
+    graph, and nothing reads them any more. A norm of layers that are added,
+    concatenated or stacked is folded into each of them, and one after average pooling
+    or image resizing into the layer before that.
 
-    With `is_training` batch norms that normalize by the statistics of the batch are
+    With `is_training`, batch norms that normalize by the statistics of the batch are
     folded, too, before gradients are built: in a v1 graph, or in the FuncGraph of a
     function while it is traced (`tf.gradients` sees the fold, a tape that was open
-    before does not). Weights take in the moving variance, so that they can be quantized
-    as they will be deployed; the difference of the batch's is corrected behind the
-    layer (Krishnamoorthi 2018, arXiv 1806.08342, section 3.2.2). Values and gradients
-    stay. The old layer goes on being computed, for the statistics, or these are taken
-    of the folded layer, which then runs alone.
+    before does not). Weights absorb the moving variance, so that they can be quantized
+    as they will be deployed; the difference to the batch's is corrected after the layer
+    (Krishnamoorthi 2018, arXiv 1806.08342, section 3.2.2). Values and gradients stay
+    the same. The old layer still runs, for the statistics, or these are computed from
+    the folded layer, which then runs alone.
 
-    Batch norms in the bodies of loops, of conditionals and of functions that are called
-    are folded there, if their layer is in the same body and its weights reach the body
-    as constants or variables. All signatures of a model are folded.
+    Batch norms in the bodies of loops, conditionals and called functions are folded
+    there, if their layer is in the same body and its weights reach the body as
+    constants or variables. All signatures of a model are folded.
 
     A norm that nothing reads, such as one that is fetched, or returned by a function
-    that is being traced, is folded too. Where it ends in a sum that op stays, and
-    computes the folded layer's; a fused norm stays as it was, and the report's `into`
-    names the tensor to fetch instead.
+    that is being traced, is folded too. If it ends in an addition, that op stays, and
+    adds the bias of the folded layer; a fused norm stays as it was, and the report's
+    `into` names the tensor to fetch instead.
 
     Args:
         graph_or_model: a graph, or a `geutil.model.Model`.
-        is_training: fold batch norms in training for training. Norms at inference, of
-            frozen layers for example, are folded as always.
+        is_training: fold batch norms in training mode for training. Norms at inference,
+            such as those of frozen layers, are folded as always.
         freeze_batch_norm_delay: the training step, counted from 1, from which on batch
-            norms take the moving statistics, which stop moving. An int64 variable
-            `fake_quantization_step` counts the steps; `tf.where` chooses, so that both
-            are computed at each step. None never changes over, and counts nothing.
-        step: an int64 variable to count in, for functions that are traced more than
-            once; None makes one.
-        statistics: the tensor that the statistics of the batch are of. "exact" takes
-            them of the layer as it was, which is run besides: weights may be quantized,
-            and they stay those of the float weights. "one_pass" takes them of the
-            folded layer, divided by the factor of its weights: each layer runs once,
-            and where its weights are quantized the norm normalizes their result, as it
-            is deployed. Until they are, both are the norm as it was, up to rounding.
-            Weights are scaled by gamma / sqrt(moving variance + epsilon) in both. Where
-            the moving variance is far from the batch's, symmetric ranges by channel
-            scale along, and quantized weights are the same multiples; of one range for
-            the whole tensor channels whose moving variance is too high get too few
-            steps, until the averages have settled.
-        scope: a name scope, with or without a slash at its end, or a Keras layer, by
-            its name, its path or as it is: only batch norms in it; None is all.
-        strict: raise if a norm was refused.
-        assume_inference: fold batch norms that normalize by the statistics of the batch
-            as well, with their moving ones: those that a fused norm reads, or variables
-            that the graph updates. Ops that update them stay, and are run if somebody
-            asks for them; the fold reads the values from before.
-        clone_shared: where something else reads the layer too, compute it twice.
+            norms use the moving statistics, which then stop moving. An int64 variable
+            `fake_quantization_step` counts the steps; `tf.where` chooses, so both are
+            computed in each step. None never switches, and counts nothing.
+        step: an int64 variable to count the steps, for functions that are traced more
+            than once; None creates one.
+        statistics: the source of the batch statistics. "exact" computes them from the
+            layer as it was, which runs in addition: weights may be quantized, and the
+            statistics stay those of the float weights. "one_pass" computes them from
+            the folded layer, divided by the factor of its weights: each layer runs
+            once, and if its weights are quantized, the norm normalizes their result, as
+            when deployed. Until weights are quantized, both equal the original norm, up
+            to rounding. Both scale weights by gamma / sqrt(moving variance + epsilon).
+            Where the moving variance is far from the batch's, symmetric ranges by
+            channel scale along, and quantized weights are the same multiples; with one
+            range for the whole tensor, channels whose moving variance is too high get
+            too few steps, until the averages have settled.
+        scope: a name scope, with or without a slash at its end, or a Keras layer, its
+            name or its path: only batch norms in it are folded; None: all.
+        strict: whether to raise an error if a norm was refused.
+        assume_inference: also fold batch norms that normalize by the statistics of the
+            batch, with their moving statistics: those that a fused norm reads, or
+            variables that the graph updates. Their update ops stay, and run if they are
+            requested; the fold reads the values from before.
+        clone_shared: compute a layer twice if something else reads it, too.
         keep: ops, tensors, names of these and Keras layers whose values must stay,
             since they are fetched by name. Norms that cannot be folded without changing
-            them are refused.
-        outputs: tensors of a graph: only the batch norms that they depend on are looked
-            at. None are all; in a replica of `tf.distribute`, those of that replica.
+            these are refused.
+        outputs: tensors of a graph: only batch norms they depend on are considered. By
+            default all; in a replica of `tf.distribute`, those of that replica.
 
     Returns:
         Every batch norm, folded or refused with the reason.
 
     Raises:
-        ArgumentTypeError: the first argument is no graph and no model, or keep holds
-            something else than ops and tensors.
+        ArgumentTypeError: the first argument is neither a graph nor a model, or keep
+            has elements other than ops and tensors.
         SelectionError: an element of keep, or an output, is of another graph.
         FoldError: with `strict`, a norm in the scope was refused; nothing is changed.
-            Or arguments contradict each other.
+            Also if arguments contradict each other.
         TransformError: the graph counts its steps in another variable than `step`.
         StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
             forbidden.
@@ -196,7 +196,7 @@ def _training(
     statistics: str,
     assume_inference: bool,
 ) -> Training | None:
-    """Return the caller's choices in training; None if that is nothing."""
+    """Return the caller's choices in training; None outside of training."""
     if is_training and assume_inference:
         raise FoldError("is_training=True and assume_inference=True exclude each other")
     training = Training(delay, step, statistics)
@@ -398,7 +398,7 @@ def constants_passed(places: Sequence[Place]) -> list[Passed]:
 
 
 def sink_constants(place: Place, passed: Passed) -> Sunk:
-    """Let a body read its own copies of the constants that it is passed."""
+    """Make a body read its own copies of the constants that it is passed."""
     # Callers go on passing them.
     sunk = []
     for argument, constant in passed:
@@ -409,7 +409,7 @@ def sink_constants(place: Place, passed: Passed) -> Sunk:
 
 
 def raise_constants(sunk: Sunk) -> None:
-    """Let readers of sunk constants read the arguments again."""
+    """Make readers of sunk constants read the arguments again."""
     for argument, constant in sunk:
         reroute_ts([argument], [constant])
 
@@ -454,7 +454,7 @@ def _passed(
 
 
 def _is_handed_on(place: Place, index: int) -> bool:
-    """Tell whether the body of a loop returns a loop variable as it is."""
+    """Return whether the body of a loop returns a loop variable unchanged."""
     if index >= len(place.sinks):
         return False
     return _source(place.sinks[index].inputs[0]) is place.inputs[index]

@@ -8,8 +8,8 @@ channel,
 
     y = gamma * (x - mean) / sqrt(variance + epsilon) + beta = scale * x + offset
 
-(Ioffe and Szegedy 2015, arXiv 1502.03167). A layer that is linear in its weights takes
-the scale into them, and the offset into its bias (Krishnamoorthi 2018, arXiv
+(Ioffe and Szegedy 2015, arXiv 1502.03167). A layer that is linear in its weights
+absorbs the scale in them, and the offset in its bias (Krishnamoorthi 2018, arXiv
 1806.08342, section 3.2.2).
 """
 

@@ -184,7 +184,7 @@ class Folder:
         return tuple(LayerNames(self._graph).noted(entries, "norm"))
 
     def _clear(self, plan: FoldPlan) -> bool:
-        """Change the ops between batch norms and layers; tell whether any did."""
+        """Change the ops between batch norms and layers; return whether any did."""
         # Calls of one convolution give way to it, slices of a stack to the stacked
         # tensor, and batch norms of several layers are moved to each of them.
         in_the_way = _in_the_way(plan.refused)
@@ -198,7 +198,7 @@ class Folder:
         return bool(self._move(branched) or cleared)
 
     def _move(self, branched: Sequence[Branched]) -> bool:
-        """Move batch norms to the layers of their branches; tell whether any moved."""
+        """Move batch norms to the layers of their branches; return whether any did."""
         # Those that lie between another one and its layers go along with that.
         inside = {
             op for b in branched for op in b.replaced if op is not b.norm.result.op
@@ -361,7 +361,7 @@ def _cleared(op: Operation) -> Tensor:
 def _standing_in(
     end: Operation, folds: Mapping[Operation, Fold], into: Mapping[Operation, Operation]
 ) -> Operation:
-    """Return the replacement of a fold: where others took it along, one of them."""
+    """Return the replacement of a fold, or that of a fold that includes it."""
     while end not in into:
         end = next(
             other

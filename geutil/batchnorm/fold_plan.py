@@ -1,4 +1,4 @@
-"""The plan of a fold: the layer that takes in each norm, or the reason against it."""
+"""The plan of a fold: the layer that absorbs each norm, or the reason against it."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class WaysOn:
             tensor = op.outputs[0]
 
     def _size_read(self, op: Operation) -> int | None:
-        """Return of how many channels the layer behind an op reads its output."""
+        """Return the number of channels that the layer after an op reads, if known."""
         reader = self._only_reader(op.outputs[0])
         if isinstance(reader, Obstacle) or reader.type != "MatMul":
             return None
@@ -156,7 +156,7 @@ class WaysOn:
     def _joined(
         self, norm: Norm, links: list[Link], axis: int | None, later: Fold
     ) -> Fold | Obstacle:
-        """Return the fold of a norm and of those behind it, which are planned."""
+        """Return the fold of a norm together with the planned fold after it."""
         ahead = [s.axis for n in later.norms[:1] for s in n.steps if s.axis is not None]
         if axis is not None and ahead and ahead[0] != axis:
             return Obstacle("works along another axis than the norm", later.links[0].op)

@@ -1,8 +1,8 @@
 """Reports of a fold: batch norms folded or refused, and outputs before and after.
 
-`geutil.model.comparison` compares element by element within tolerances, which says too
-little of a fold: rounding moves values near zero by many times themselves. The two have
-their distances in common (`geutil.select.networks.outputs`).
+`geutil.model.comparison` compares element by element within tolerances, which does not
+suit a fold: rounding changes values near zero by many times their size. Both use the
+distances of `geutil.select.networks.outputs`.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ class Folded:
 
     Attributes:
         norm: the batch norm, by name.
-        layer: the layer that took it in, by the name of its op.
+        layer: the layer that it was folded into, by the name of its op.
         layer_type: the type of that op.
-        into: the op that now does the work of both.
+        into: the op that now computes both.
         forward: whether the layer comes after the norm.
         signature: of a model, the signature whose graph it is in; "" for graphs.
         keras_layer: the path of the Keras layer that the norm is in; "" if none is.
 
-    Names in the body of a function begin with the function's, and a slash.
+    Names in the body of a function begin with the name of the function and a slash.
     """
 
     norm: str
@@ -48,12 +48,12 @@ class Folded:
 
 @dataclass(frozen=True)
 class Refused:
-    """A batch norm that was left alone.
+    """A batch norm that was left unchanged.
 
     Attributes:
         norm: the batch norm, by name.
-        reason: why.
-        op: the op that stands in the way.
+        reason: the reason.
+        op: the op that prevents the fold.
         signature: of a model, the signature whose graph it is in; "" for graphs.
         keras_layer: the path of the Keras layer that the norm is in; "" if none is.
     """
@@ -71,9 +71,9 @@ class FoldReport(Shown):
 
     Attributes:
         folded: the batch norms that were folded, in the order of the graph; a norm of
-            several layers that are added, joined or stacked once for each layer.
+            several layers that are added, concatenated or stacked, once for each layer.
         refused: those that were not.
-        step: the variable that counts the training steps, where one does.
+        step: the variable that counts the training steps, if there is one.
     """
 
     folded: tuple[Folded, ...]
@@ -117,16 +117,16 @@ class CheckError(GeutilError, ValueError):
 
 @dataclass(frozen=True)
 class OutputDifference:
-    """How far one output is apart.
+    """The difference between two models in one output.
 
     Attributes:
         output: the name of the output.
         largest: the largest absolute difference of two elements, over all samples.
         span: the output's range before folding: its largest element less its smallest,
             over all samples.
-        index: where the difference is largest.
-        sample: in which sample that is, counted from 0.
-        motion: how much the output moves with the samples; None if that is not known.
+        index: the index of the element with the largest difference.
+        sample: the sample with that element, counted from 0.
+        motion: how much the output varies with the samples; None if unknown.
     """
 
     output: str
@@ -149,11 +149,11 @@ class OutputDifference:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """How far the outputs are apart before and after folding.
+    """The differences between the outputs before and after folding.
 
     Attributes:
         outputs: one entry for each output, in order.
-        samples: how many samples were run.
+        samples: the number of samples that were run.
 
     Example:
         >>> from geutil.batchnorm import CheckResult, OutputDifference
@@ -186,9 +186,9 @@ class CheckResult:
 def check(
     before: Any, after: Any, samples: Mapping[str, Any] | Iterable[Mapping[str, Any]]
 ) -> CheckResult:
-    """Run two models on the same samples; return how far their outputs are apart.
+    """Run two models on the same samples; return the differences of their outputs.
 
-    Folding edits a model in place; so take a function of it before: `before =
+    Folding edits a model in place, so first make a function of it: `before =
     model.to_function()`.
 
     Args:
@@ -203,8 +203,8 @@ def check(
         The largest difference of each output, relative to its range.
 
     Raises:
-        ArgumentTypeError: a model is none of these, a sample is no mapping, or an
-            output is no array of numbers.
+        ArgumentTypeError: a model is none of these, a sample is not a mapping, or an
+            output is not an array of numbers.
         CheckError: there are no samples; the outputs differ in names, dtypes or shapes;
             or one holds NaN or infinite values.
 

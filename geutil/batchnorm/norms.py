@@ -69,7 +69,7 @@ def find_norms(graph: Graph, origins: Origins, liveness: Liveness) -> list[Norm]
 
 
 def is_correction(norm: Norm, origins: Origins) -> bool:
-    """Tell whether an apparent norm is the correction that a fold for training left."""
+    """Return whether an apparent norm is the correction of a fold for training."""
     # Behind a layer it multiplies by a quotient of two roots, of a moving variance and
     # of the batch's; a norm takes only one.
     for step in norm.steps:
@@ -245,7 +245,7 @@ class _Finder:
 
 
 def _measures_only(op: Operation, liveness: Liveness) -> bool:
-    """Tell whether of a fused norm only statistics are read: it was folded before."""
+    """Return whether only the statistics of a fused norm are read: it was folded."""
     if fused_norm(op) is None or not liveness.readers(op):
         return False
     return all(liveness.is_retired(reader) for reader in op.outputs[0].consumers())
@@ -257,7 +257,7 @@ def _scope(steps: list[AffineStep]) -> str:
 
 
 def measures_only(op: Operation, origins: Origins, liveness: Liveness) -> bool:
-    """Tell whether all that comes of an op of data is statistics of the batch."""
+    """Return whether an op of data yields nothing but statistics of the batch."""
 
     def measured(op: Operation) -> bool:
         return bool(op.outputs) and origins.of(op.outputs[0]) is Origin.BATCH
@@ -282,7 +282,7 @@ IN_BETWEEN = "depends on the batch and stands between the layer and the norm"
 
 
 def hand_over_shapes(old: Tensor, new: Tensor) -> None:
-    """Have those who ask for the shape of one tensor ask another one of that shape."""
+    """Make readers of a tensor's shape read that of another tensor of this shape."""
     # Otherwise a layer that is folded would still be computed, for its shape.
     if old is new or old.dtype != new.dtype:
         return
@@ -293,7 +293,7 @@ def hand_over_shapes(old: Tensor, new: Tensor) -> None:
 
 @dataclass(frozen=True, eq=False)
 class Obstacle:
-    """Why there is no way."""
+    """The reason why there is no path."""
 
     reason: str
     op: Operation
@@ -311,7 +311,7 @@ class Path:
 
 @dataclass(frozen=True, eq=False)
 class Start:
-    """Where a way begins."""
+    """The start of a path."""
 
     tensor: Tensor
     links: tuple[Link, ...]  # the ops from there on, in order
@@ -320,7 +320,7 @@ class Start:
 
 @dataclass(frozen=True, eq=False)
 class Ways:
-    """The ways from tensors back to the layers before them."""
+    """The paths from tensors back to the layers before them."""
 
     origins: Origins  # of the tensors of the graph
     liveness: Liveness
@@ -330,7 +330,7 @@ class Ways:
     barred: Mapping[Operation, Norm] = field(default_factory=dict)
 
     def path_to(self, norm: Norm) -> Path | Obstacle:
-        """Return the way from the layer before a batch norm to its end."""
+        """Return the path from the layer before a batch norm to its end."""
         start = self.start_of(norm.input)
         if isinstance(start, Obstacle):
             return start
@@ -391,7 +391,7 @@ class Ways:
 
 
 def measures(link: Link, origins: Origins) -> bool:
-    """Tell whether a step combines the data with statistics of the batch."""
+    """Return whether a step combines the data with statistics of the batch."""
     return link.step is not None and any(
         origins.of(t) is Origin.BATCH for t in link.step.parameters
     )

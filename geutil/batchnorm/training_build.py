@@ -4,30 +4,30 @@ A batch norm in training computes, with s(v) = sqrt(v + epsilon),
 
     y = gamma * (x - mean) / s(variance) + beta
 
-with the statistics of the batch. Weights that took in gamma / s(variance) would jump
-from batch to batch, and with them their ranges when they are quantized. So the weights
-take in scale = gamma / s(moving variance), and the difference is put right behind the
+with the statistics of the batch. Weights scaled by gamma / s(variance) would jump from
+batch to batch, and with them their ranges when they are quantized. So the weights are
+scaled by scale = gamma / s(moving variance), and the difference is corrected after the
 layer (Krishnamoorthi 2018, arXiv 1806.08342, section 3.2.2, figures 7 and 8). There:
 
     correction_scale  = s(variance) / s(moving variance)
     correction_offset = gamma * (mean / s(variance) - moving mean / s(moving variance))
 
-"exact" takes the statistics of the layer as it was, which runs besides. The result of
+"exact" computes the statistics from the layer as it was, which also runs. The result of
 the folded one is divided by correction_scale, and the bias is beta - gamma * mean /
 s(variance): the batch norm as it was. In the product of weights, gamma / s(variance)
 and correction_scale s(variance) cancels; it is left out from the start, since it would
 add rounding, and gradients that cancel too.
 
-"one_pass" takes them of the folded layer's result z, divided by the scale:
+"one_pass" computes them from the folded layer's result z, divided by the scale:
 
     mean = mean(z) / scale    variance = variance(z) / scale^2
     y = z * (gamma / s(variance)) / scale + beta - gamma * mean / s(variance)
 
 That is the batch norm of a layer with the weights quantized(weights * scale) / scale,
 for any scale. So the scale carries no gradients: those of gamma go through the product
-behind the layer, where they are exact, and moving statistics have none.
+after the layer, where they are exact, and moving statistics have none.
 
-From the freeze on both are the batch norm as it will be deployed: nothing is divided
+From the freeze on, both are the batch norm as it will be deployed: nothing is divided
 ("one_pass": by 1, but for the gradients of gamma), and the bias is beta - gamma *
 moving mean / s(moving variance).
 """
@@ -275,7 +275,7 @@ def _of_batch(fold: Fold) -> Statistics:
 def _exact(
     fold: Fold, statistics: Statistics, freeze: Freeze, end_stays: bool
 ) -> Built:
-    """Build the folded layer beside the old one, which goes on making statistics."""
+    """Build the folded layer beside the old one, which still computes statistics."""
     mean, variance, results = _moments_of(statistics)
     batch = (
         _copied(statistics, statistics.norm.steps, {})
@@ -309,7 +309,7 @@ def _exact(
 def _one_pass(
     fold: Fold, statistics: Statistics, freeze: Freeze, end_stays: bool
 ) -> Built:
-    """Build the folded layer, whose result the statistics of the batch are taken of."""
+    """Build the folded layer, whose result yields the statistics of the batch."""
     norm = statistics.norm
     moving = _with_moving(statistics)
     frozen = None if freeze is None else freeze()
@@ -362,7 +362,7 @@ def _scale_for_weights(scale: Value, made: BuiltNorm) -> Value:
 def _measured(
     tensor: Tensor, axis: int, scale: Value, added: Affine
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return mean, variance and number of a norm's input, taken of a scaled layer."""
+    """Return mean, variance and count of a norm's input, by a scaled layer."""
     # They end in a division by a tensor without gradients, by which stripping finds
     # them: see `geutil.select.networks.batch_norms.measured_moment`.
     rank = tensor.shape.rank

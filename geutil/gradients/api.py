@@ -1,4 +1,4 @@
-"""Gradients that hold less, and how far encodings move them."""
+"""Memory-saving gradients, and the differences that encodings make."""
 
 from __future__ import annotations
 
@@ -41,29 +41,28 @@ def gradients(
     device: str | None = None,
     **kwargs: Any,
 ) -> list[Any]:
-    """Return the gradients of `ys` by `xs`, recomputing tensors that would fill memory.
+    """Return the gradients of `ys` with respect to `xs`, recomputing forward tensors.
 
-    Gradient checkpointing: of the forward pass only some tensors, the checkpoints, are
-    held for the backward pass. The rest is computed a second time, segment by segment,
-    when the backward pass gets there. The results are those of `tf.gradients`: the
-    backward graph is TensorFlow's own, unless another engine is asked for, and only
-    reads other copies of the same tensors. Works in a version 1 graph and inside
-    `tf.function`.
+    Gradient checkpointing: only some tensors of the forward pass, the checkpoints, are
+    held for the backward pass. The others are recomputed, segment by segment, when the
+    backward pass needs them. The results are those of `tf.gradients`: the backward
+    graph is TensorFlow's own, unless another engine is asked for, and only reads other
+    copies of the same tensors. Works in a version 1 graph and inside `tf.function`.
 
     With `tf.config.experimental.enable_op_determinism` the results are those of
     `tf.gradients` to the last bit, unless Grappler joins constants in another order
-    (see `geutil.gradients.apply`), and as far as `tf.gradients` repeats
-    itself: the order in which TensorFlow adds three or more tensors can be left to
-    chance (see there, too). Otherwise the step also runs in an order that holds little,
-    and adds gradients up as they come: rounded like TensorFlow's with Grappler or,
-    where forward ops have to wait and Grappler joins less, without it; and to 1e-6
-    under XLA, unless the differentiated function amplifies a rounding beyond that.
+    (see `geutil.gradients.apply`), and as far as `tf.gradients` is reproducible:
+    TensorFlow may add three or more tensors in an order that depends on chance (see
+    there, too). Otherwise the step also runs in a low-memory order, and adds gradients
+    as they arrive: rounded like TensorFlow's with Grappler or, where forward ops have
+    to wait and Grappler joins less, without it; and to 1e-6 under XLA, unless the
+    differentiated function amplifies a rounding beyond that.
 
     Nothing stateful runs twice: variable reads, assignments, random numbers, queues and
-    prints keep their results. Loops, branches and calls are recomputed whole. Values
-    that a loop of functions keeps of each turn for its backward pass, such as the gates
-    of an LSTM, are computed again turn by turn where "memory" or a budget gains by it;
-    its products may run again then, nothing stateful.
+    prints keep their results. Loops, branches and calls are recomputed as a whole.
+    Values that a functional loop keeps from each iteration for its backward pass, such
+    as the gates of an LSTM, are recomputed iteration by iteration where "memory" or a
+    budget gains by it; its products may then run again, but nothing stateful.
 
     Args:
         ys: a tensor, or a list or tuple of tensors.
@@ -73,53 +72,54 @@ def gradients(
             names of either, of ops or scopes; "collection", the tensors in the graph
             collection `checkpoints`; "speed", the results of convolutions, matrix
             products and the like; "memory", the tensors of the least predicted peak; a
-            `Budget`, those of the least time at a predicted peak within it, or of the
-            least peak within some more time; a `Plan`, those found for such a budget
-            before; or a policy, a predicate on tensors such as `by_type("Conv2D")`.
-            None: all that the backward pass reads, as with `tf.gradients`, for the sake
-            of `engine` or the report.
+            `Budget`, those of the least time whose predicted peak is within it, or of
+            the least peak within its extra time; a `Plan`, those found earlier for such
+            a budget; or a policy, a predicate on tensors such as `by_type("Conv2D")`.
+            None: all that the backward pass reads, as with `tf.gradients`, if only
+            `engine` or the report is wanted.
         min_checkpoint_size: modes and policies choose no tensor of fewer elements.
-            "memory" keeps a tiny one along that reaches over many layers, such as a
+            "memory" also keeps a smaller one that is live across many layers, such as a
             mask that each of them reads.
         offload: whether kept tensors wait in the memory of another device from their
             last use in the forward pass to their first in the backward pass; or a
-            policy that selects them. "memory" chooses tensors knowing that: as few
-            bytes as bring the peak to 0.7 of that without, or the least peak; and none,
-            with a warning, where it would fall by less than a twentieth. In a function
-            the forward pass waits until all but the last two have arrived, so that no
-            more are held for that.
+            policy that selects them. "memory" takes this into account: it offloads as
+            few bytes as bring the peak to 0.7 of that without, or to the least peak;
+            and none, with a warning, where the peak would fall by less than a
+            twentieth. In a function the forward pass waits until all but the last two
+            have arrived, so that no more than two are in transit.
         offload_device: that device.
         prefetch: how many segments before its use a tensor starts to come back.
         holds_gradients: whether all gradients are held until the step ends, as when
-            they are returned, or clipped by their common norm; otherwise each is used
-            up as it comes, as by an optimizer. "memory" chooses accordingly, and
-            predicted peaks count accordingly.
+            they are returned, or clipped by their common norm; otherwise each is
+            consumed as it arrives, as by an optimizer. The choice of "memory" and the
+            predicted peaks depend on it.
         engine: the builder of the backward graph: "tensorflow", `tf.gradients` itself;
-            or "tape", which adds up the gradients of a tensor that many ops read before
-            all of them are there (see `geutil.gradients.tape`). A `TapeEngine` says
+            or "tape", which sums the gradients of a tensor with many readers before all
+            of them have arrived (see `geutil.gradients.tape`). A `TapeEngine` sets
             when.
         order: whether the step, its updates included, runs in a planned low-memory
-            order, with any number of threads and any load. It takes no time, and pays
-            without checkpoints, too. In a graph of version 1, updates that a Session
-            runs are ordered by `order_updates`. Under XLA and op determinism nothing is
-            ordered.
+            order, with any number of threads and any load. It costs no time, and saves
+            memory without checkpoints, too. In a graph of version 1, updates that a
+            Session runs are ordered by `order_updates`. Nothing is ordered under XLA or
+            op determinism.
         shapes: shapes for tensors whose static shapes leave dimensions open, such as
             those of feeds: a mapping, or pairs. A key is a tensor, its `ref()` or its
-            name. All other sizes follow. Without them an open dimension that follows
-            from nothing is taken for 32; the report names them. They hold for the
-            graph from then on.
+            name. All other sizes are inferred. Without them, an open dimension that
+            nothing determines is assumed to be 32, and the report lists these. They
+            hold for the graph from then on.
         encode: the form to keep of tensors whose values the backward pass does not
-            need. "lossless": where an activation lets gradients through, the places of
-            the maxima of a pool, a shape, a sign, the input of a cast to more bytes.
-            Nothing is computed again for it, and with `checkpoints=None` the gradients
-            are the same to the last bit, but under XLA. "bfloat16": these, and all
-            other kept tensors of type float32 wait in half the bytes, which changes the
-            gradients; `encoding_errors` measures how much. None: nothing is encoded.
-            Nor is it where the step would hold more, or, within a budget, take longer.
-        device: where ops run that name no device, such as "GPU:0", which need not be
-            there: checkpoints, order and budget are then for that device's memory, and
-            the report is on it (`geutil.memory.predict`). It holds for the graph from
-            then on. None is where this process runs them.
+            need. "lossless": the mask of an activation, the positions of the maxima of
+            a pool, a shape, a sign, the input of a cast to more bytes. Nothing is
+            recomputed for it, and with `checkpoints=None` the gradients are the same to
+            the last bit, except under XLA. "bfloat16": these, and all other kept
+            tensors of type float32 wait in half the bytes, which changes the gradients;
+            `encoding_errors` measures how much. None: nothing is encoded. Encodings are
+            also left out where the step would hold more, or, within a budget, take
+            longer.
+        device: the device of ops that name none, such as "GPU:0", which need not exist:
+            checkpoints, order, budget and report are then for its memory
+            (`geutil.memory.predict`). It holds for the graph from then on. None: the
+            device on which this process runs them.
         **kwargs: further arguments of `tf.gradients` (`name`, `gate_gradients`,
             `aggregation_method`, `stop_gradients`, `unconnected_gradients`) and of
             `tf.compat.v1.gradients` (`colocate_gradients_with_ops`). The tape refuses
@@ -127,24 +127,24 @@ def gradients(
 
     Returns:
         A list with a tensor or `tf.IndexedSlices` for each x, or None where no y
-        depends on it. `last_report` tells which tensors are kept and recomputed. Its
-        warnings are logged as well, so plain gradients never come without a word,
-        unless `checkpoints` is None.
+        depends on it. `last_report` returns the report on kept and recomputed tensors.
+        Its warnings are logged as well, so plain gradients are never returned without a
+        warning, unless `checkpoints` is None.
 
     Raises:
         ArgumentTypeError: an argument is of a wrong type.
-        SelectionError: no such mode, a checkpoint from another graph, or an empty
+        SelectionError: an unknown mode, a checkpoint from another graph, or an empty
             collection; or `shapes` that do not fit the graph.
-        PlanError: the function is one of a DTensor mesh. Or no choice was found within
-            a budget; it names the least peak that was. Or a plan was made for another
-            step.
+        PlanError: the function belongs to a DTensor mesh; no choice was found within a
+            budget (the message has the least peak that was found); or a plan was made
+            for another step.
         TapeError: with the tape, an op has no gradient, or is in a loop or conditional
             of version 1.
         The errors of `tf.gradients`.
 
     Cost: at most four times that of `tf.gradients`, linear in ops and edges; with a
-        budget that of the planner besides, some 10 s for 2,000 ops, and twice in a
-        graph that is no function's.
+        budget, also that of the planner, about 10 s for 2,000 ops, and this twice in a
+        graph that is not a function's.
 
     Source: Chen et al., "Training deep nets with sublinear memory cost", 2016,
         arXiv 1604.06174.
@@ -184,8 +184,8 @@ def gradients_speed(
     """Return `gradients(..., checkpoints="speed")`; can replace `tf.gradients`.
 
     Convolutions, matrix products and the like run once; the ops between them run again.
-    Arguments, errors and cost are those of `gradients`; by position, `args` are the
-    further ones of `tf.gradients`, in its order.
+    Arguments, errors and cost are those of `gradients`; `args` are the further
+    positional arguments of `tf.gradients`.
 
     Example:
         >>> import tensorflow as tf
@@ -206,9 +206,9 @@ def gradients_memory(
 ) -> list[Any]:
     """Return `gradients(..., checkpoints="memory")`; can replace `tf.gradients`.
 
-    The least predicted peak at no more than one extra forward pass. Arguments, errors
-    and cost are those of `gradients`; by position, `args` are the further ones of
-    `tf.gradients`, in its order.
+    Minimizes the predicted peak with at most one extra forward pass. Arguments, errors
+    and cost are those of `gradients`; `args` are the further positional arguments of
+    `tf.gradients`.
 
     Example:
         >>> import tensorflow as tf
@@ -231,8 +231,8 @@ def gradients_collection(
     """Return `gradients(..., checkpoints="collection")`; can replace `tf.gradients`.
 
     Keeps the tensors of the graph collection `checkpoints`. Arguments, errors and cost
-    are those of `gradients`; by position, `args` are the further ones of
-    `tf.gradients`, in its order.
+    are those of `gradients`; `args` are the further positional arguments of
+    `tf.gradients`.
 
     Example:
         >>> import tensorflow as tf
@@ -266,12 +266,12 @@ def _named(args: tuple[Any, ...]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class GradientError:
-    """How far a gradient is from that of `tf.gradients`.
+    """The difference between a gradient and that of `tf.gradients`.
 
     Attributes:
-        name: the name of the x that it is the gradient by.
-        relative: the Euclidean norm of the difference, over that of the gradient.
-        largest: the largest difference of an element, over the largest element.
+        name: the name of the x that it is the gradient with respect to.
+        relative: the Euclidean norm of the difference, divided by the gradient's.
+        largest: the largest difference of an element, divided by the largest element.
     """
 
     name: str
@@ -282,10 +282,10 @@ class GradientError:
 def encoding_errors(
     loss: Callable[..., Any], xs: Sequence[Any], *batch: Any, **options: Any
 ) -> tuple[GradientError, ...]:
-    """Return how far each gradient is off with `encode="bfloat16"`, on one batch.
+    """Return the error of each gradient with `encode="bfloat16"`, on one batch.
 
-    Both kinds of gradients are computed behind the same forward pass, which runs once,
-    with its effects: moving averages move, and dropout draws.
+    Both kinds of gradients share one forward pass, which runs once with its side
+    effects: moving averages move, and dropout draws.
 
     Args:
         loss: computes the differentiated tensor from a batch.
@@ -335,7 +335,7 @@ def encoding_errors(
 
 
 def _differences(plain: Tensor, encoded: Any) -> tuple[Tensor, Tensor]:
-    """Return the norm and the largest element of a difference, as parts."""
+    """Return the relative norm and the relative largest element of a difference."""
     difference = tf.convert_to_tensor(encoded) - plain
     relative = tf.math.divide_no_nan(tf.norm(difference), tf.norm(plain))
     largest = (tf.reduce_max(tf.abs(t)) for t in (difference, plain))

@@ -1,4 +1,4 @@
-"""Applies a choice: makes the edits of its step, and copies the ops that run again."""
+"""Applying a choice: edits of the step, and copies of the ops that run again."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _SUMMED = "summed"
 def build_recomputation(
     plan: Recomputation, offload: Offload | None = None
 ) -> PlainStep:
-    """Make all planned edits of a step, and let it recompute."""
+    """Make all planned edits of a step, with recomputation."""
     # Under XLA, which knows one device, no tensor is offloaded.
     plan = replace(plan, step=applied(plan.step))
     if not plan.segments:
@@ -118,7 +118,7 @@ def edges_of(ops: Iterable[Operation]) -> Edits:
 
 
 def set_back(edges: Edits) -> None:
-    """Give ops the edges that they had before."""
+    """Restore the edges that ops had before."""
     inputs = {
         op: tensors
         for op, tensors in edges.inputs.items()
@@ -167,7 +167,7 @@ def _run_pools_in_time(step: PlainStep) -> PlainStep:
 
 
 def _parted(plan: Recomputation) -> Recomputation:
-    """Return the plan with segments that wait for nothing that Grappler may join."""
+    """Return the plan with segments that await no op that Grappler may join."""
     segments = (
         replace(
             segment,
@@ -206,7 +206,7 @@ def _recompute(
 
 
 class Copies:
-    """Copies of the ops of all segments, by an import for each time that they run."""
+    """Copies of the ops of all segments, imported once for each run."""
 
     # An import costs as much as looking through the graph, however little is imported.
     # Control inputs are left out: these ops have run by then, or, where ops are of a
@@ -281,7 +281,7 @@ class Copies:
         return copies | sent
 
     def has(self, stage: int, op: Operation) -> bool:
-        """Tell whether an op is in a segment."""
+        """Return whether an op is in a segment."""
         return (stage, op) in self._turn
 
 
@@ -392,7 +392,7 @@ def keep_apart(
     before: Readers,
     copies: Iterable[tuple[Operation, Operation, Operation]],
 ) -> None:
-    """Keep Grappler from joining ops left with one of several readers `before`."""
+    """Keep Grappler from joining ops with a single reader that had several `before`."""
     # `copies` are forward ops that run again, each with a copy and an op that runs
     # later.
     # A copy's last reader reads an op in between. Originals get a second reader

@@ -2,7 +2,7 @@
 
 XLA ignores control edges, merges an op with a copy that reads the same tensors, and
 runs an op as soon as its inputs are there: it obeys data alone. So a barrier computes a
-number from everything that shall come first, and stand-ins that depend on it, though it
+number from everything that must come first, and stand-ins that depend on it, though it
 never changes their value.
 """
 
@@ -52,7 +52,7 @@ _AWAY = "offloaded"
 
 @dataclass(frozen=True, eq=False)
 class Offload:
-    """Kept tensors that wait on another device, and how."""
+    """Offloading: the kept tensors that wait on another device, and its rules."""
 
     takes: Callable[[Tensor], bool]
     device: str
@@ -109,7 +109,7 @@ def bring_back(
 def limit_sending(
     step: PlainStep, sent: Iterable[tuple[Tensor, Tensor]], *, when_complete: bool
 ) -> None:
-    """Let the forward pass wait until `sent` tensors have arrived."""
+    """Delay the forward pass until `sent` tensors have arrived."""
     # To be called when all copies are made, which would read the ops' waits. A GPU's
     # ops are enqueued far ahead of those that it runs, and a tensor that is sent is
     # held until its copy has ended. So the op that makes another one waits, or its
@@ -202,7 +202,7 @@ def data_barrier(tensors: Sequence[Tensor], after: Sequence[Tensor]) -> list[Ten
 
 
 def is_expanded(op: Operation) -> bool:
-    """Tell whether XLA makes large tensors for an op that read nothing."""
+    """Return whether XLA makes large tensors for an op that read nothing."""
     return op.type in _OF_POOLS
 
 
@@ -235,7 +235,7 @@ def run_in_time(op: Operation) -> Tensor:
 
 
 def can_wait(tensor: Tensor) -> bool:
-    """Tell whether a tensor can go through a barrier: it is numbers or truth values."""
+    """Return whether a tensor can pass a barrier: it has numbers or truth values."""
     kind = tensor.dtype
     return kind.is_floating or kind.is_integer or kind.is_bool or kind.is_complex
 
@@ -251,7 +251,7 @@ def _require_data(tensor: Tensor) -> None:
 
 
 def is_given(tensor: Tensor) -> bool:
-    """Tell whether a tensor is there when a step begins."""
+    """Return whether a tensor exists when a step begins."""
     return adjacency.source_behind(tensor, _PASSING_ON).op.type in _GIVEN
 
 
@@ -274,7 +274,7 @@ def _number(tensor: Tensor) -> Tensor:
 
 
 def _loop(never: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
-    """Yield the results of a loop that never turns: the tensors."""
+    """Yield the tensors, as results of a loop without iterations."""
     if not tensors:
         return
 
@@ -291,7 +291,7 @@ def _loop(never: Tensor, tensors: Sequence[Tensor]) -> Iterator[Tensor]:
 def _passing_gradients_on(
     tensors: Sequence[Tensor], stand_ins: Sequence[Tensor]
 ) -> list[Tensor]:
-    """Return `stand_ins`, with the gradient of a stand-in that of the tensor."""
+    """Return `stand_ins`, whose gradients pass on to the tensors."""
     graph = stand_ins[0].graph
     with graph.gradient_override_map({"IdentityN": _GRADIENT}):
         both = tf.identity_n([*tensors, *stand_ins])
@@ -357,7 +357,7 @@ def _gate(graph: Graph, awaited: Sequence[Operation]) -> Operation:
 
 
 def _delayed(segment: Segment) -> IdentitySet:
-    """Return the kept tensors that need a stand-in, so that each op has to wait."""
+    """Return the kept tensors that need a stand-in so that each op waits."""
     # Variables and constants are read directly where another input delays the op.
     # Constant integers come last: they may be a shape, which shape functions need.
     kept_tensors = IdentitySet(segment.kept)
@@ -439,7 +439,7 @@ def _held_back(segment: Segment) -> list[Tensor]:
 
 
 def _may_be_held_back(tensor: Tensor) -> bool:
-    """Tell whether XLA still compiles the readers of a tensor behind a barrier."""
+    """Return whether XLA still compiles the readers of a tensor behind a barrier."""
     # Shapes, axes, paddings and the ends of ranges must be known when XLA compiles.
     # They are few integers, or a number of any type.
     if not can_wait(tensor) or tensor.shape.rank == 0:

@@ -1,4 +1,4 @@
-"""Functions, Keras layers and models whose gradients hold less.
+"""Functions, Keras layers and models with memory-saving gradients.
 
 The gradients of each call are planned, and built in its graph or moved to another.
 """
@@ -82,41 +82,41 @@ def checkpointed(
     encode: str | None = None,
     device: str | None = None,
 ) -> F:
-    """Return `fn` with gradients that recompute tensors that would fill memory.
+    """Return `fn` with gradients that recompute tensors instead of holding them.
 
-    The result is called as `fn` is, and does the same. `tf.GradientTape`,
+    The result is called like `fn`, and computes the same. `tf.GradientTape`,
     `tf.gradients` and `model.fit` get the same gradients from it, built as by
     `geutil.gradients.gradients`: with respect to arguments, to variables (also those
     made in the first call) and to all other tensors that `fn` reads from outside. It
     runs once for each call: moving averages move once, and dropout draws once. It can
     be called several times, in loops and branches, and with `jit_compile=True`. Of
-    checkpointed calls inside each other, the outermost chooses.
+    nested checkpointed calls, the outermost chooses.
 
-    A `tf.autodiff.ForwardAccumulator` gets the values of `fn` itself: a call that one
-    follows is computed plainly, and a warning says so.
+    A call that a `tf.autodiff.ForwardAccumulator` watches runs `fn` unchanged, and a
+    warning says so.
 
-    `last_report` tells which tensors the gradients built last hold and recompute. Where
-    a call gets plain gradients after all, a warning that names it says why.
+    `last_report` reports the tensors that the last gradients hold and recompute. Where
+    a call gets plain gradients after all, a warning gives its name and the reason.
 
-    A Keras layer or model is changed in place, and returned: from now on its `call` is
-    checkpointed, wherever the layer is already in use. Class, name, weights and saved
+    A Keras layer or model is changed in place and returned: from then on its `call` is
+    checkpointed, also where the layer is already in use. Class, name, weights and saved
     files stay as they were, and `del layer.call` undoes it.
 
-    Outside `tf.function`, a call is traced like one while a tape is open, with all
-    consequences: Python code runs once for each kind of arguments, arrays arrive as
-    tensors, and an output that nothing reads has a gradient of zeros. Losses that Keras
-    layers add are given to them again.
+    Outside `tf.function`, a call under an open tape is traced as a `tf.function` is:
+    Python code runs once for each kind of arguments, arrays arrive as tensors, and an
+    output that nothing reads has a gradient of zeros. Losses that Keras layers add are
+    handed back to them.
 
     Args:
         fn: a function, method, Keras layer or Keras model. Arguments and results may be
             nested, and need not be tensors.
         checkpoints: the tensors that each call holds for the backward pass. "memory":
-            those of the least predicted peak, or, in a call among several that has no
-            use for checkpoints inside, only its inputs. "inputs": always only the
-            inputs of the call. "speed", "collection", a policy or a `Budget`, which is
-            then that of each call: as in `gradients`.
-        budget: the limit of each call, in the place of `checkpoints`: a `Budget`, or
-            the limit of one.
+            those of the least predicted peak, or, in one of several calls that gains
+            nothing by checkpoints inside, only its inputs. "inputs": always only the
+            inputs of the call. "speed", "collection", a policy, or a `Budget`, which
+            applies to each call: as in `gradients`.
+        budget: the limit of each call, instead of `checkpoints`: a `Budget`, or the
+            limit of one.
         min_checkpoint_size: as in `gradients`.
         offload: as in `gradients`.
         offload_device: as in `gradients`.
@@ -127,8 +127,8 @@ def checkpointed(
     Raises:
         ArgumentTypeError: `fn` cannot be called, it is a Keras layer whose backend is
             not TensorFlow, or an option is of a wrong type.
-        SelectionError: `checkpoints` is a string that is no mode.
-        PlanError: when gradients are taken, if no choice is within a budget.
+        SelectionError: `checkpoints` is a string that is not a mode.
+        PlanError: when gradients are computed, if no choice is within a budget.
 
     Cost: none before the first gradient; then that of `gradients` for the ops of the
     call.
@@ -192,7 +192,7 @@ def _check_checkpoints(checkpoints: Any) -> None:
 
 
 def _is_layer(fn: Any) -> bool:
-    """Tell whether `fn` is a Keras layer or model, without importing Keras."""
+    """Return whether `fn` is a Keras layer or model, without importing Keras."""
     for name in ("keras", "tf_keras"):
         keras = sys.modules.get(name)
         if keras is not None and isinstance(fn, keras.layers.Layer):
@@ -231,7 +231,7 @@ def _wrapped(fn: F, options: Options) -> F:
 
     @runtime.not_converted
     def call(args: Any, kwargs: Any) -> Any:
-        """Run the function as it is, or computed again for the gradient."""
+        """Run the function as it is, or recomputed for the gradient."""
         # A call inside of another runs again with that.
         if _running.inside:
             return runtime.converted_as_here(fn)(*args, **kwargs)
@@ -260,7 +260,7 @@ def _wrapped(fn: F, options: Options) -> F:
 
 
 class _Running(threading.local):
-    """The state of a thread: is it inside a checkpointed call?"""
+    """The state of a thread: whether it is inside a checkpointed call."""
 
     inside = False
 
@@ -269,7 +269,7 @@ _running = _Running()
 
 
 def _call_in_graph(call: Callable[[], Any], options: Options, *, alone: bool) -> Any:
-    """Make a call so that its gradients save memory."""
+    """Make a call with memory-saving gradients."""
     # The function runs in the default graph as if it had been called plainly. Only how
     # its outputs depend on its inputs is reported anew, to the tapes and to the graph:
     # the gradients between them are built by geutil. Results that leave on other ways
@@ -356,7 +356,7 @@ class _Call:
     encoder: Encoder = field(default_factory=Encoder)
 
     def stand_ins(self) -> Sequence[Tensor]:
-        """Return stand-ins for the outputs, whose gradients save memory."""
+        """Return stand-ins for the outputs, with memory-saving gradients."""
         # Open tapes are told directly. Gradients that are built from the graph later
         # (of a function that contains the call, of a loop around it) find the op.
         count = len(self.ys)
@@ -526,7 +526,7 @@ class _GraphCalls:
     def behind_others(
         self, plan: Recomputation, seeds: Iterable[Operation]
     ) -> Recomputation:
-        """Let the first ops that run again wait for the calls just before, too."""
+        """Make the first ops that run again also wait for the calls just before."""
         # The executor runs weight gradients late, and holds their inputs until then.
 
         def is_between(op: Operation) -> bool:
@@ -545,7 +545,7 @@ class _GraphCalls:
 
 
 def _is_little(ops: Iterable[Operation], limit: float) -> bool:
-    """Tell whether ops make so many bytes at most; passing on makes none."""
+    """Return whether the outputs of ops are within a limit; forwarding ops count 0."""
     sizes = (_bytes((op,)) for op in ops if op.type not in ("Identity", "IdentityN"))
     # As soon as there are too many, the rest is not looked at.
     return all(total <= limit for total in itertools.accumulate(sizes))
@@ -561,7 +561,7 @@ variable, or one made flat, a constant, and their Fill."""
 
 
 def _is_made_up(grad: Any, outputs: int) -> bool:
-    """Tell whether TensorFlow made a zero just now for an output that nothing reads."""
+    """Return whether TensorFlow just made a zero for an output that nothing reads."""
     # To differentiate by it would compute zeros, or NaN where a derivative is infinite,
     # and inputs that no gradient reaches would not get None.
     if not types.is_tensor(grad) or not _is_zero(grad):

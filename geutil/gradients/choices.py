@@ -140,7 +140,7 @@ class AlwaysKept:
         )
 
     def __call__(self, tensor: Tensor) -> bool:
-        """Tell whether `tensor` is kept."""
+        """Return whether `tensor` is kept."""
         return self.why(tensor) is not None
 
     def why(self, tensor: Tensor) -> str | None:
@@ -185,7 +185,7 @@ class Keeping:
     sends: bool = True
 
     def __call__(self, tensor: Tensor) -> bool:
-        """Tell whether `tensor` is kept."""
+        """Return whether `tensor` is kept."""
         return tensor in self.chosen or self.always(tensor)
 
 
@@ -487,7 +487,7 @@ class Candidate:
 
     @cached_property
     def extra_times(self) -> tuple[float, float]:
-        """The extra time and its bound, as parts of the time of plain gradients."""
+        """The extra time and its bound, as fractions of the time of plain gradients."""
         bound, longer = self.keeping.bound, self._longer
         if self.keeping.extra_time is not None:
             return self.keeping.extra_time, bound
@@ -500,7 +500,7 @@ class Candidate:
 
     @cached_property
     def _longer(self) -> float:
-        """The time of the step's ops, as a part of that with plain gradients."""
+        """The time of the step's ops, as a fraction of that with plain gradients."""
         if not (self.plain and self.encodings and self.encodings.encodings):
             return self.longer
         time_of = self.keeping.time_of
@@ -510,15 +510,14 @@ class Candidate:
 
 @dataclass(frozen=True)
 class LoopValues:
-    """Values that the backward pass of a loop computes again each time it turns.
+    """Values that the backward pass of a loop recomputes in each iteration.
 
     Attributes:
         name: the name of the loop of the forward pass.
-        values: the names of the values, in the body, that are not kept; empty if all
-            are.
-        ops: how many ops of the body run again.
+        values: the names of the recomputed values in the body; empty if all are kept.
+        ops: the number of ops of the body that run again.
         bytes: the bytes that all iterations together save.
-        reason: why all values are kept, None if not all are.
+        reason: why all values are kept; None if some are recomputed.
     """
 
     name: str
@@ -533,7 +532,7 @@ Levels = tuple[int, ...]
 
 
 class LoopChoices:
-    """The loops of a step, if there is a choice, and the values they compute again."""
+    """The loops of a step, if there is a choice, and the values they recompute."""
 
     def __init__(self, step: PlainStep, loops: Sequence[Loop]) -> None:
         self.loops = loops
@@ -552,7 +551,7 @@ class LoopChoices:
         return levels
 
     def in_order(self) -> list[Levels]:
-        """Return choices that hold less and less and take longer and longer."""
+        """Return choices of decreasing memory and increasing time."""
         # Each loop goes on by the values that save the most bytes for their time.
         choices: list[Levels] = [(0,) * len(self.loops)]
         while True:
@@ -570,7 +569,7 @@ class LoopChoices:
             choices.append((*levels[:i], level, *levels[i + 1 :]))
 
     def rebuilt(self, levels: Levels) -> PlainStep:
-        """Return the step with other loops, by edits to make, or raise `PlanError`."""
+        """Return the step with new loops, by edits to make, or raise `PlanError`."""
         chosen = [(i, level) for i, level in enumerate(levels) if level]
         if not chosen:
             return self._step
@@ -586,7 +585,7 @@ class LoopChoices:
         return replace(self._step, edits=replace(self._step.edits, loops=loops))
 
     def longer(self, levels: Levels) -> float:
-        """Return the time of the step's ops, as a part of that when values are kept."""
+        """Return the step's time, as a fraction of that with all values kept."""
         pairs = zip(self.loops, levels, strict=True)
         more = sum(loop.cuts[level].time for loop, level in pairs if level)
         return 1 + more / (self._time or 1.0)
@@ -607,7 +606,7 @@ class LoopChoices:
 
 
 def _saved_for_time(loop: Loop, level: int, now: int) -> float:
-    """Return the bytes that a cut saves beyond another one, for the time it takes."""
+    """Return the bytes that a cut saves beyond another one, per extra time."""
     cut, before = loop.cuts[level], loop.cuts.get(now)
     saved = cut.saved - (before.saved if before else 0)
     return saved / max(cut.time - (before.time if before else 0.0), 1.0)
@@ -755,7 +754,7 @@ def best_of(
 
 
 def _least(tried: Iterable[Candidate | PlanError]) -> Candidate | None:
-    """Return the best candidate, of equals the one whose loops compute least again."""
+    """Return the best candidate, of equals the one whose loops recompute least."""
     met = [t for t in tried if not isinstance(t, PlanError)]
     if len(met) < 2:
         return met[0] if met else None

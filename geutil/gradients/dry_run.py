@@ -1,4 +1,4 @@
-"""Plans memory-saving gradients, and builds nothing."""
+"""Plans of memory-saving gradients, without building these."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def explain(
     device: str | None = None,
     **kwargs: Any,
 ) -> Report:
-    """Return the report that `gradients` would leave, without building anything.
+    """Return the report that `gradients` would make, without building anything.
 
-    The forward pass is copied to a graph that is thrown away, and everything is tried
-    out there. The arguments are those of `gradients`.
+    The forward pass is copied to a temporary graph, and everything is tried there. The
+    arguments are those of `gradients`.
 
     Returns:
-        The tensors to keep, the ops to recompute, the predicted peaks with it and
-        without, and the extra compute. `str` of it is a table.
+        The tensors to keep, the ops to recompute, the predicted peaks with and without
+        recomputation, and the extra compute. `str` of it is a table.
 
     Raises:
         The same as `gradients`.
@@ -84,7 +84,7 @@ def explain(
 def explained(
     ys: Any, xs: Any, grad_ys: Any, options: Options, kwargs: dict[str, Any]
 ) -> Report:
-    """Return the report that `gradients` would leave, given its options."""
+    """Return the report that `gradients` would make, given its options."""
     prepared = _prepared_on_copy(ys, xs, grad_ys, options, kwargs)
     if options.encode == BFLOAT16:
         # The waits are known only when all is built.
@@ -111,18 +111,18 @@ def plan(
     device: str | None = None,
     **kwargs: Any,
 ) -> Plan:
-    """Return the ops that `gradients` with a `Budget` would run again, as a plan.
+    """Return a plan of the ops that `gradients` with a `Budget` would run again.
 
-    Planning takes longer than building the gradients, and need not be done again: a
-    plan can be saved, and `gradients(ys, xs, checkpoints=plan)` takes it for the same
+    Planning takes longer than building the gradients, and is needed only once: a plan
+    can be saved, and `gradients(ys, xs, checkpoints=plan)` accepts it for the same
     step, in the same graph or traced again. Nothing is built here.
 
     The budget is a `Budget`, or the limit of one: bytes, a text such as "1.5GB" or
-    "50%", or a part of the peak of plain gradients; the limit stands for a `Budget`
-    that is `measured`, or has `offload`, `bandwidth` and `offload_device`. A plan for
-    `extra_time` has its own peak for a budget. The other arguments are those of
-    `gradients`, which has to be told the same `encode` with the plan, and the plan is
-    for these `xs`, in this order.
+    "50%", or a fraction of the peak of plain gradients. With a limit, `measured`,
+    `offload`, `bandwidth` and `offload_device` are those of the `Budget`. The budget of
+    a plan for `extra_time` is its own peak. The other arguments are those of
+    `gradients`, which needs the same `encode` with the plan; the plan is for these
+    `xs`, in this order.
 
     Raises:
         The same as `gradients`.
@@ -178,21 +178,21 @@ def plan_curve(
     device: str | None = None,
     **kwargs: Any,
 ) -> PlanCurve:
-    """Return plans of one step for several budgets: the price of memory in time.
+    """Return plans of one step for several budgets: the trade-off of memory and time.
 
-    The budgets are those of `plan`; by default, parts of the peak of plain gradients.
-    Of a `Budget` that comes first, all but the limit holds for all. The other arguments
-    are those of `gradients`.
+    The budgets are those of `plan`; by default, fractions of the peak of plain
+    gradients. If the first is a `Budget`, all of it but the limit applies to all. The
+    other arguments are those of `gradients`.
 
     Returns:
-        The plans, each of which `gradients(..., checkpoints=plan)` takes, and the
-        budgets for which there is none.
+        The plans, each for `gradients(..., checkpoints=plan)`, and the budgets for
+        which there is none.
 
     Raises:
         The same as `gradients`.
-        ArgumentTypeError: a budget is one of time.
+        ArgumentTypeError: a budget limits time, not memory.
 
-    Cost: that of `plan`, for each budget; where no loop can compute values again, the
+    Cost: that of `plan`, for each budget; where no loop can recompute values, the
         gradients are built once for all.
 
     Example:
@@ -269,14 +269,14 @@ def plans_within_time(
 
 
 def _has_loops(plain: step.PlainStep) -> bool:
-    """Tell whether a loop of a step can compute values again."""
+    """Return whether a loop of a step can recompute values."""
     return any(loop.cuts for loop in find_loops(plain))
 
 
 def _prepared_on_copy(
     ys: Any, xs: Any, grad_ys: Any, options: Options, kwargs: dict[str, Any]
 ) -> Prepared:
-    """Prepare gradients in a graph that is thrown away."""
+    """Prepare gradients in a temporary graph."""
     targets = step.require_targets(ys)
     graph = targets[0].graph
     checkpoints = choices.checked(graph, options.checkpoints)

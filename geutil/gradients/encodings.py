@@ -63,18 +63,18 @@ _PADS = frozenset(("MirrorPad", "Pad", "PadV2"))
 
 @dataclass(frozen=True)
 class EncodedTensor:
-    """A forward tensor of which less is held for the backward pass.
+    """A forward tensor that is kept in a smaller form for the backward pass.
 
     Attributes:
         name: its name.
         op_type: the type of the op that yields it.
-        keeps: the form kept in its place: "mask", where an activation lets gradients
-            through; "places", where in its window each maximum is; "shape"; "sign" as
-            int8; "narrow", the input of its cast; "part", nothing but the padded tensor
-            that it is part of and that is held anyway; "nothing", since it was only
+        keeps: the form kept instead: "mask", the elements at which an activation passes
+            gradients; "places", the position of each maximum in its window; "shape";
+            "sign" as int8; "narrow", the input of its cast; "part", only the padded
+            tensor that contains it and is held anyway; "nothing", since it was only
             searched for maxima; "bfloat16". Several are joined by " and ".
         bytes: its size.
-        kept_bytes: that of the kept form.
+        kept_bytes: the size of the kept form.
     """
 
     name: str
@@ -86,7 +86,7 @@ class EncodedTensor:
 
 @dataclass(frozen=True, eq=False)
 class Encoding:
-    """A forward tensor whose buffer is let go, since less is kept."""
+    """A forward tensor whose buffer is freed, since a smaller form is kept."""
 
     tensor: Tensor
     # The late reads of it, or of tensors that share its buffer.
@@ -120,7 +120,7 @@ class EncodingPlan:
 def plan_encodings(
     step: PlainStep, smallest: int, whole: IdentityMap[str] | None = None
 ) -> EncodingPlan:
-    """Return the tensors of which late reads need less, but for `whole` ones."""
+    """Return the plan of encodings for late reads, except of `whole` tensors."""
     by_buffer = IdentityMap(
         (buffer, reads)
         for buffer, reads in _late_reads(step, smallest).items()
@@ -190,7 +190,7 @@ def _buffer_of(tensor: Tensor) -> Tensor:
 
 
 def _is_held_anyway(step: PlainStep, buffer: Tensor) -> bool:
-    """Tell whether a buffer is there all the time, whoever reads it."""
+    """Return whether a buffer is held throughout, whatever reads it."""
     op = buffer.op
     held = cpu.is_held(op) or segments.is_parameter(op)
     return held or not step.covers(op) or op in step.seeds
@@ -396,7 +396,7 @@ class Encoder:
         return self._once(dtype.name, tensor, lambda t: tf.cast(t, dtype))
 
     def _places(self, op: Operation) -> Tensor:
-        """Return where in its window each maximum of a pool is, row by row."""
+        """Return the index of each maximum of a pool in its window, row by row."""
         maxima = op.inputs[_MAXIMA]
         window = op.get_attr("ksize")[1:3]
         images = op.inputs[_INPUT]
@@ -443,7 +443,7 @@ def _is_0_to_6(tensor: Tensor) -> Tensor:
 
 
 def _first_places(images: Tensor, window: Sequence[int], maxima: Tensor) -> Tensor:
-    """Return the place of the first maximum in each window, counted row by row."""
+    """Return the index of the first maximum in each window, counted row by row."""
     # The place is the number of places before it, each of which has something less.
     height, width = window
     _, columns, channels = _image_dims(images)
@@ -479,7 +479,7 @@ def _late(step: PlainStep) -> Late:
 
 
 def _masked(op: Operation, passes: Tensor) -> Tensor:
-    """Build the gradient of an activation from where it lets something through."""
+    """Build the gradient of an activation from its mask."""
     gradient = op.inputs[0]
     if op.type == "LeakyReluGrad":
         ones = tf.ones([], gradient.dtype)
@@ -523,7 +523,7 @@ def _widened(read: TensorRead, kept: Tensor, late: Late) -> Tensor:
 
 
 def _spread(op: Operation, gradient: Tensor, places: Tensor) -> Tensor:
-    """Build the gradient of a pool: that of each maximum in its place."""
+    """Build the gradient of a pool: that of each maximum at its position."""
     # The product with zero is +0, as where the kernel adds nothing.
     height, width = op.get_attr("ksize")[1:3]
     images = op.inputs[_INPUT]

@@ -1,10 +1,10 @@
-"""Loops of a step whose backward pass computes values again.
+"""Loops of a step whose backward pass recomputes values.
 
 The forward loop pushes values onto lists, and the loop of the backward pass pops one of
-each every time it turns. Some of these values follow from others: of an LSTM the gates,
-from its inputs and its state. Both loops get other bodies and keep their arguments and
-results: a list that is not filled goes through empty, or holds an input of the ops that
-run again, such as a bias, each time the same buffer.
+each in every iteration. Some of these values can be computed from others: the gates of
+an LSTM, from its inputs and its state. Both loops get new bodies and keep their
+arguments and results: a list that is not filled passes through empty, or holds an input
+of the ops that run again, such as a bias, each time the same buffer.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ _NO_ROOM = "it would need more lists than it has"
 
 @dataclass(frozen=True)
 class Pile:
-    """A list that a loop pushes a value onto each time it turns."""
+    """A list that a loop pushes a value onto in each iteration."""
 
     # Its places among the results of the loop, and the arguments of the backward loop.
     output: int
@@ -71,7 +71,7 @@ class Pile:
 
 @dataclass(frozen=True)
 class LoopCut:
-    """Values that a loop of the backward pass computes again, and their sources."""
+    """Values that a loop of the backward pass recomputes, and their sources."""
 
     # The lists that are not filled.
     dropped: tuple[Pile, ...]
@@ -199,7 +199,7 @@ class _Body:
         self._values = [graph.get_tensor_by_name(pile.value) for pile in piles]
 
     def cut(self, count: int, *, with_heavy: bool) -> LoopCut | str:
-        """Return the best cut if the loop turns `count` times, or why there is none."""
+        """Return the best cut for `count` iterations, or why there is none."""
         values = self._values
         # Counters and shapes stay in their lists.
         small = IdentitySet(t for t in values if tensor_bytes(t) <= 256)
@@ -244,7 +244,7 @@ class _Body:
         )
 
     def _bytes(self, tensor: Tensor) -> int:
-        """Return the new bytes that a list of a value holds each time."""
+        """Return the new bytes that a list of a value holds in each iteration."""
         source = source_of(tensor)
         before = self._body.origin(source)
         listed = source in self._listed or before in self._listed
@@ -261,7 +261,7 @@ class _Body:
 
 
 def _runs_again(op: Operation, *, with_heavy: bool) -> bool:
-    """Tell whether an op can run again in the loop of the backward pass."""
+    """Return whether an op can run again in the loop of the backward pass."""
     if op.type == "Const":
         return True
     if any(t.dtype in (tf.variant, tf.resource) for t in (*op.inputs, *op.outputs)):
@@ -315,7 +315,7 @@ class _Elements:
 
 @dataclass(frozen=True, eq=False)
 class Rebuilt:
-    """Two loops of which one computes values again."""
+    """Two loops of which one recomputes values."""
 
     # The loops, with the functions that they call otherwise.
     callers: tuple[Caller, Caller]
@@ -351,7 +351,7 @@ class Rebuilt:
 
 
 def rebuild(loop: Loop, level: int) -> Rebuilt:
-    """Return bodies for two loops, one of which computes a cut's values again."""
+    """Return bodies for two loops, one of which recomputes a cut's values."""
     # The graph stays as it is until `Rebuilt.apply`.
     cut = loop.cuts[level]
     graph = loop.forward.graph

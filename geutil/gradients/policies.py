@@ -40,7 +40,7 @@ class NamedPolicy:
     test: Policy
 
     def __call__(self, tensor: Tensor) -> bool:
-        """Tell whether to keep a tensor."""
+        """Return whether to keep a tensor."""
         return self.test(tensor)
 
     def __str__(self) -> str:
@@ -59,7 +59,7 @@ def _listed(name: str, policies: Iterable[Policy]) -> str:
 
 
 def by_name(pattern: str | re.Pattern[str]) -> Policy:
-    """Return the policy that keeps outputs of ops whose name matches a regex somewhere.
+    """Return the policy that keeps outputs of ops whose name contains a regex match.
 
     Args:
         pattern: a regular expression, searched for in the name of the op.
@@ -86,7 +86,7 @@ def by_type(*types: str) -> Policy:
         types: types of ops, such as "Conv2D".
 
     Raises:
-        ArgumentTypeError: no type is given, or one is no string.
+        ArgumentTypeError: no type is given, or one is not a string.
 
     Example:
         >>> import tensorflow as tf
@@ -130,8 +130,8 @@ def inside(scope: str) -> Policy:
     """Return the policy that keeps outputs of ops under a name scope.
 
     Args:
-        scope: the scope, which may stand anywhere in the name between slashes; a slash
-            at its end makes no difference.
+        scope: the scope, which may occur anywhere in the name between slashes; a
+            trailing slash makes no difference.
 
     Example:
         >>> import tensorflow as tf
@@ -205,10 +205,10 @@ def capture_ops(graph: Graph | None = None) -> Iterator[list[Operation]]:
 
     Yields:
         A list that holds the new ops, in order of creation, once the block has ended,
-        also by an error.
+        even by an error.
 
     Raises:
-        ArgumentTypeError: `graph` is no graph.
+        ArgumentTypeError: `graph` is not a graph.
 
     Cost: one listing of the ops of the graph.
 
@@ -236,10 +236,10 @@ def capture_ops(graph: Graph | None = None) -> Iterator[list[Operation]]:
 def toposort(
     tensors: Iterable[Tensor], within_ops: Iterable[Operation] | None = None
 ) -> list[list[Tensor]]:
-    """Sort tensors into generations: each depends on some of an earlier one.
+    """Sort tensors into generations, in topological order of their dependencies.
 
-    A tensor depends on another when a path of data and control edges leads from that
-    one's op to its own. Outputs of one op are of the same generation.
+    A tensor depends on another if a path of data and control edges leads from the op of
+    the other to its own. Outputs of one op are in the same generation.
 
     Args:
         tensors: tensors of one graph.
@@ -250,7 +250,7 @@ def toposort(
         tensors keep the order in which they were given.
 
     Raises:
-        ArgumentTypeError: something given is no tensor of a graph.
+        ArgumentTypeError: an element of `tensors` is not a tensor of a graph.
 
     Cost: linear in the ops behind `tensors` and their edges.
 
@@ -295,11 +295,11 @@ def _generations(
 def format_ops(ops: Any, sort_outputs: bool = True) -> list[str]:
     """Return the names of ops and tensors, for printing.
 
-    A tensor is called as its op is; anything else is turned into a string.
+    A tensor has the name of its op; anything else is converted to a string.
 
     Args:
-        ops: an op, a tensor, or an iterable of them, which may be nested in no way.
-        sort_outputs: whether the names are sorted.
+        ops: an op, a tensor, or a flat iterable of them.
+        sort_outputs: whether to sort the names.
 
     Raises:
         ArgumentTypeError: `ops` cannot be iterated.

@@ -52,7 +52,7 @@ _known: WeakKeyDictionary[PlainStep, StepProgram] = WeakKeyDictionary()
 
 
 def program_of(step: PlainStep) -> StepProgram:
-    """Return a step as numbers, as it was when this was first asked."""
+    """Return a step as a program, as it was at the first call."""
     program = _known.get(step)
     if program is None:
         program = _known[step] = StepProgram(step)
@@ -60,7 +60,7 @@ def program_of(step: PlainStep) -> StepProgram:
 
 
 class StepProgram:
-    """A step with plain gradients as numbers, from which those of any plan follow."""
+    """A step with plain gradients as a program, and those of plans made from it."""
 
     # `updates`, as far as known, use up each gradient: "in place", or "apart", with as
     # many bytes again while they run.

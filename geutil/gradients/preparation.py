@@ -219,7 +219,7 @@ def prepare_step(step: PlainStep, options: Options) -> Prepared:
 
 
 def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:
-    """Return plain gradients unless less is predicted to be needed; say so then."""
+    """Return plain gradients, with a warning, unless the plan's peak is lower."""
     if not plan.segments:
         return plan
     program = program_of(plan.step)
@@ -309,7 +309,7 @@ _CALLING = op_types.LOOPS | op_types.BRANCHINGS | op_types.CALLS
 
 
 def let_out_when_read(step: PlainStep) -> PlainStep:
-    """Have gradients by reference variables wait for all reads of these in a step."""
+    """Make gradients of reference variables wait for all reads of these in a step."""
     pairs = zip(step.gradients, step.references, strict=True)
     updated = [(g, r) for g, r in pairs if not (g is None or r is None)]
     if not updated:

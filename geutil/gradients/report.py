@@ -44,10 +44,9 @@ class KeptTensor:
     Attributes:
         name: its name.
         op_type: the type of the op that yields it.
-        bytes: its size. Where dimensions are not known, that of the shape that is given
-            or assumed.
+        bytes: its size; where dimensions are unknown, by the given or assumed shape.
         reason: why it is kept.
-        keras_layer: the path of the Keras layer that its op is in; "" if none is.
+        keras_layer: the path of the Keras layer that contains its op; "" if none does.
     """
 
     name: str
@@ -64,7 +63,7 @@ class RecomputedOp:
     Attributes:
         name: its name.
         op_type: its type.
-        segment: the segment that it runs again in, counted in the order of the
+        segment: the number of the segment in which it runs again, in the order of the
             backward pass.
         times: how often it runs again, in all segments.
     """
@@ -81,48 +80,47 @@ class Report(Shown):
 
     Attributes:
         mode: how the kept tensors were chosen.
-        kept: the tensors held between forward and backward pass, variables and
-            constants apart, in graph order.
+        kept: the tensors held between forward and backward pass, without variables and
+            constants, in graph order.
         recomputed: the ops that run again, segment by segment.
-        segments: the number of portions in which it does.
-        plain_peak: the predicted peak of plain gradients in bytes, variables and
-            constants apart: the prediction of `geutil.memory.predict(...,
-            grappler=False)`. If the whole step turns out to hold all gradients to its
-            end, those of plain gradients are held, too. Nothing holds plain gradients
-            to an order: where gradients of weights are most of the peak, Grappler may
-            make a step of it that holds up to two fifths less.
+        segments: the number of segments in which ops run again.
+        plain_peak: the predicted peak of plain gradients in bytes, without variables
+            and constants: the prediction of `geutil.memory.predict(...,
+            grappler=False)`. If the whole step turns out to hold all gradients until it
+            ends, so do plain gradients. Their order is not enforced: where gradients of
+            weights are most of the peak, Grappler may produce a step that holds up to
+            two fifths less.
         peak: the predicted peak with recomputation. When the updates of the step are
             known (the function is built, or `order_updates` is called), `last_report`
-            returns a report with the peak of the whole step: the larger one of the
-            planned order and the executor's.
-        resident: the same with the bytes that kernels pack beside TensorFlow's
-            allocator, which hands out `peak`. It decides between checkpoints, and a
+            returns a report with the peak of the whole step: the larger of those in the
+            planned order and in the executor's.
+        resident: the peak including the bytes that kernels pack outside TensorFlow's
+            allocator, which `peak` leaves out. Checkpoints are compared by it, and a
             budget limits it. Overheads of the heap are not counted. None under XLA.
         forward_cost: the multiply-adds of the forward pass.
         extra_cost: the multiply-adds of the ops that run again.
-        extra_time: about how much longer the step takes, by the ops that run again and
-            the lossless encodings, as a part of the time with plain gradients: an
-            estimate, in which moving an element costs as much as some multiply-adds of
-            a convolution, unless times were measured.
-        extra_time_bound: no schedule of the step's ops within the budget takes less,
-            encoded as they are, by the same estimate; 0 if nothing is known of that.
-        loops: the values that the backward pass of each loop computes again, or why
-            none: for "memory", a budget or a plan.
+        extra_time: the estimated time of the ops that run again and of the lossless
+            encodings, as a fraction of the time with plain gradients. Unless times were
+            measured, moving an element counts as some multiply-adds of a convolution.
+        extra_time_bound: a lower bound of it, by the same estimate, for any schedule of
+            the step's ops, encoded as they are, within the budget; 0 if unknown.
+        loops: the values that the backward pass of each loop recomputes, or why none:
+            for "memory", a budget or a plan.
         budget: the limit of the step, in bytes; None without one.
-        attempts: how many plans were made for the budget. More than one where an
-            allocator hands out chunks, and those of the finished step exceed it.
+        attempts: the number of plans made for the budget: more than one where an
+            allocator hands out chunks, and those of the finished step exceed the
+            budget.
         offloaded: the names of tensors that wait in another device's memory.
-        offloaded_bytes: the bytes that they take there, which no peak counts.
+        offloaded_bytes: their bytes there, which no peak includes.
         warnings: the facts that the caller should know.
-        assumed: the tensors whose shapes nothing tells, each with the shape that all
-            sizes were computed with.
-        encoded: of which tensors less is held, in the order of the backward pass.
-        not_encoded: which other tensors the backward pass reads, if tensors are to be
-            encoded at all, each with the reason.
+        assumed: the tensors of unknown shape, each with the shape assumed in all sizes.
+        encoded: the encoded tensors, in the order of the backward pass.
+        not_encoded: the other tensors that the backward pass reads, each with the
+            reason; empty without `encode`.
         plan: the order in which the step runs, with its control dependencies.
-        plain_plan: the same with plain gradients, which nothing holds to an order.
-        plain_plan_held: the same for a step that holds all gradients to its end. It
-            takes the place of `plain_plan` when the whole step turns out to do so.
+        plain_plan: the same for plain gradients, whose order is not enforced.
+        plain_plan_held: the same for a step that holds all gradients until it ends. It
+            replaces `plain_plan` when the whole step turns out to do so.
     """
 
     mode: str
@@ -158,10 +156,9 @@ class Report(Shown):
     def worst(self) -> int | None:
         """The most bytes that the step can hold under any schedule, 8 ops at once.
 
-        A bound, as `geutil.memory.worst_case` has it, of the step as geutil built it:
-        the step after Grappler may differ by a few percent. On a GPU it is one of its
-        allocator's chunks, as `resident` is. None under XLA, which has an order of its
-        own.
+        A bound, as in `geutil.memory.worst_case`, for the step as geutil built it: the
+        step after Grappler may differ by a few percent. On a GPU it bounds its
+        allocator's chunks, as in `resident`. None under XLA, which has its own order.
 
         Raises:
             MissingExtraError: OR-Tools is not installed.
@@ -184,7 +181,7 @@ class Report(Shown):
 
     @property
     def kept_bytes(self) -> int:
-        """The bytes of all kept tensors together."""
+        """The total bytes of all kept tensors."""
         return sum(tensor.bytes for tensor in self.kept)
 
     def __str__(self) -> str:
@@ -221,7 +218,7 @@ class Report(Shown):
         return "\n".join(lines)
 
     def worst_cases(self) -> str:
-        """Say in words how much the step can hold under any schedule."""
+        """Return a text with the bounds of the step's memory under any schedule."""
         if self.plan is None:
             return "not known, since XLA has an order of its own"
         if not has_solver():
@@ -368,7 +365,7 @@ def _table(kept_tensors: Iterable[KeptTensor]) -> list[str]:
 
 
 class _Last:
-    """The last report of each thread; those of ended threads are everybody's."""
+    """The last report of each thread; those of ended threads are for all threads."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -413,7 +410,7 @@ def publish(report: Report, graph: Graph) -> None:
 
 
 def replace_last(old: Report, new: Report, graph: Graph) -> None:
-    """Let a report take the place of another one; log nothing."""
+    """Replace a report by another one; log nothing."""
     for around in _and_around(graph):
         if state_of(around).report is old:
             state_of(around).report = new
@@ -426,17 +423,17 @@ def _and_around(graph: Graph) -> list[Graph]:
 
 
 def last_report(of: Any = None) -> Report | None:
-    """Return the report on the gradients that were built last, or None.
+    """Return the report on the most recently built gradients, or None.
 
     Those of a `checkpointed` function count as well. Each of its calls has gradients
     and a report of its own. The backward pass builds them from the last call to the
     first, so that after a step with several calls this is the report on the first.
 
     Args:
-        of: a graph, or a value of one: a gradient, any other tensor or op, a
+        of: a graph, or a part of one: a gradient, any other tensor or op, a
             ConcreteFunction. The report is on the gradients built last in that graph,
-            or in functions traced in it. None: on those that this thread built last, or
-            a thread that has ended, as those have in which a `tf.distribute` strategy
+            or in functions traced in it. None: on those built last by this thread, or
+            by one that has ended, such as those in which a `tf.distribute` strategy
             traces.
 
     Raises:

@@ -77,12 +77,12 @@ PLACES_TO_WAIT = {
 
 
 def is_parameter(op: Operation) -> bool:
-    """Tell whether an op yields a variable or constant, or forwards one."""
+    """Return whether an op yields a variable or constant, or forwards one."""
     return source_of(op).type in PARAMETERS
 
 
 def is_left_to_chance(op: Operation) -> bool:
-    """Tell whether TensorFlow may add up an op's inputs in one order or another."""
+    """Return whether TensorFlow may add an op's inputs in any order."""
     return (
         op.type == "AddN"
         and len(op.inputs) > 2
@@ -137,7 +137,7 @@ def _awaited(
 def _sinks(
     step: PlainStep, newest: Mapping[Operation, int], joining: Set[Operation]
 ) -> dict[int, list[Operation]]:
-    """Return the backward ops that nothing of their own stage reads, by stage."""
+    """Return the backward ops without readers in their own stage, by stage."""
     edges = step.edges
     sinks: dict[int, list[Operation]] = {}
     for op in edges.awaitable:
@@ -155,7 +155,7 @@ def _joining(
     newest: Mapping[Operation, int],
     devices: Sequence[frozenset[str]],
 ) -> set[Operation]:
-    """Return the ops that only join the results of segments on several devices."""
+    """Return the ops that only combine the results of segments on several devices."""
     # They add up the gradients of tensors that two towers share, and go on from there.
     # A tower that waited for that would wait for the other tower.
     joining: set[Operation] = set()
@@ -258,7 +258,7 @@ class Recomputation:
         return sum(map(time_of, self.run_again)) + self.transfer_time
 
     def extra_share(self, time_of: Times) -> float:
-        """Return the extra time as a part of the plain step's time."""
+        """Return the extra time as a fraction of the plain step's time."""
         return self.extra_time(time_of) / (sum(map(time_of, self.step.ops())) or 1.0)
 
     @cached_property
@@ -286,7 +286,7 @@ class Recomputation:
 def plan_recomputation(
     step: PlainStep, keeps: Keeps, *, spare_last: bool = True
 ) -> Recomputation:
-    """Divide the ops to recompute into segments, when some tensors are kept."""
+    """Divide the ops to recompute into segments, given the kept tensors."""
     # A forward tensor that a backward op reads and that is not kept is recomputed: its
     # op, and all ops behind it up to kept tensors, once. Ops connected by tensors that
     # are not kept make up a segment. With `spare_last` the backward pass follows on the
@@ -312,7 +312,7 @@ def plan_recomputation(
 
 @dataclass(frozen=True, eq=False)
 class _Group:
-    """Ops that hang together, and who reads them."""
+    """Connected ops, and the reads of their results."""
 
     ops: list[Operation]
     reads: list[TensorRead]
@@ -333,7 +333,7 @@ def _groups(step: PlainStep, keeps: Keeps) -> list[_Group]:
 
 
 def recomputable(step: PlainStep, keeps: Keeps) -> list[Operation]:
-    """Return, sorted topologically, the ops that run again if `keeps` alone tells."""
+    """Return, sorted topologically, the ops that run again if `keeps` alone decides."""
     reads = [read for read in step.edges.reads if not keeps(read.tensor)]
     return _behind(reads, keeps)
 
@@ -346,7 +346,7 @@ def _behind(reads: Iterable[TensorRead], keeps: Keeps) -> list[Operation]:
 
 
 def _connected(ops: Sequence[Operation], keeps: Keeps) -> dict[Operation, Operation]:
-    """Map each op to one that stands for all that hang together with it."""
+    """Map each op to a representative of the ops connected with it."""
     groups = DisjointSets(ops)
     members = frozenset(ops)
     for op in ops:
@@ -357,7 +357,7 @@ def _connected(ops: Sequence[Operation], keeps: Keeps) -> dict[Operation, Operat
 
 
 def _ends_last(step: PlainStep, groups: Sequence[_Group]) -> bool:
-    """Tell whether the forward pass ends in the group that is needed first."""
+    """Return whether the forward pass ends in the group that is needed first."""
     place = step.edges.forward
     # Helpers of gradient functions come after it.
     ends = [
@@ -409,7 +409,7 @@ def scheduled_recomputation(
     bursts_before: Mapping[Operation, int],
     fetched: Mapping[Operation, float] = _NO_TRANSFERS,
 ) -> Recomputation:
-    """Return a recomputation in which each burst of ops has its place in a schedule."""
+    """Return a recomputation with each burst of ops at its place in a schedule."""
     # An op may be in several bursts. Readers of its result read that of the latest
     # burst before; ops of the forward pass, that of the forward pass. `bursts_before`
     # counts the bursts before backward ops; ops that need such an op come after them,

@@ -119,7 +119,7 @@ class PlainStep:
         return _look_up(self)
 
     def covers(self, op: Operation) -> bool:
-        """Tell whether an op is part of the step; results of others are given."""
+        """Return whether an op is part of the step; results of others are given."""
         index = adjacency.creation_index(op)
         return index >= self.first and index not in self.gap
 
@@ -152,7 +152,7 @@ class PlainStep:
         return {op: list(self.producers(op)) for op in edited}
 
     def is_helper(self, op: Operation) -> bool:
-        """Tell whether a gradient function made an op that runs in the forward pass."""
+        """Return whether a gradient function made an op that the forward pass runs."""
         return adjacency.creation_index(op) > self.start
 
     def unawaited_helpers(self, ops: Iterable[Operation]) -> list[Operation]:
@@ -469,7 +469,7 @@ def order_of_addition(step: PlainStep, op: Operation) -> list[int]:
 def edits_of(
     reads: Mapping[tuple[Operation, int], Tensor], results: Mapping[Operation, Tensor]
 ) -> Edits:
-    """Return the edits of single `reads`, or of all that read some `results`."""
+    """Return the edits of single `reads`, or of all readers of some `results`."""
     inputs: dict[Operation, list[Tensor]] = {}
     controls: dict[Operation, list[Operation]] = {}
     for (op, index), tensor in reads.items():

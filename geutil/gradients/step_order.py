@@ -65,7 +65,7 @@ Phase: TypeAlias = tuple[Sequence[Operation], Sequence[Operation]]
 
 @dataclass(frozen=True, eq=False)
 class OrderedStep:
-    """A step whose ops were put in order."""
+    """A step with ordered ops."""
 
     plan: OrderPlan
     # The ops that were added so that others wait.
@@ -86,7 +86,7 @@ def order_step(
     known: Mapping[str, int] = _NOTHING_KNOWN,
     elsewhere: Collection[str] = (),
 ) -> OrderedStep:
-    """Let the ops of a step use memory in a planned order."""
+    """Enforce a planned low-memory order of the ops of a step."""
     # `phases` are ops that begin, in the plan, only after others have run; `known` are
     # places in an order that was planned before, `elsewhere` ops on another device.
     for op in ops:
@@ -204,7 +204,7 @@ def _places(
 def add_order_dependency(
     op: Operation, place: int, awaited: Sequence[Operation]
 ) -> Operation:
-    """Let an op wait for others, by an op on one of its inputs, which is returned."""
+    """Make an op wait for others, by an op on one of its inputs, and return that."""
     # Kernels bear no control edges: one onto a convolution keeps oneDNN's layout pass
     # from merging it, or aborts the process.
     stand_in = creation.make_stand_in(op.inputs[place], SCOPE, "turn")
@@ -341,7 +341,7 @@ def place_to_wait(op: Operation) -> int | None:
 
 
 def _is_joined(op: Operation, place: int) -> bool:
-    """Tell whether Grappler may join a sum or product with the op of its input."""
+    """Return whether Grappler may join a sum or product with the op of its input."""
     producer = op.inputs[place].op
     if producer.type == "Sigmoid":
         # A swish: the product of a tensor with its own sigmoid.
@@ -358,7 +358,7 @@ def _value(tensor: Tensor) -> Tensor:
 
 
 def _has_values(tensor: Tensor) -> bool:
-    """Tell whether a tensor can be handed on, and is no shape that must be known."""
+    """Return whether a tensor can be forwarded, and is not a shape to be known."""
     numbers = tensor.dtype.is_floating or tensor.dtype.is_complex
     # Lists, of which zeros are made that are as large.
     lists = tensor.dtype == tf.variant

@@ -1,8 +1,8 @@
 """Training steps whose use of memory is ordered once their updates are known.
 
-Gradients are used up by updates, which are written after them. So a step is put in
-order when its graph is complete: before a function is built of it, or, in a graph of
-version 1, before a Session runs it or when `order_updates` is called.
+Updates consume gradients, and are built after them. So a step is ordered when its graph
+is complete: before a function is built from it, or, in a graph of version 1, before a
+Session runs it or when `order_updates` is called.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def order_when_complete(
     report: Report | None = None,
     replanning: Replanning | None = None,
 ) -> None:
-    """Have a step put in order once its graph is complete; a first part is done now."""
+    """Order a step once its graph is complete; a first part is done now."""
     # In a graph of version 1, forward and backward pass are ordered at once, since it
     # may be exported before anything runs it. Under XLA and op determinism nothing is
     # done.
@@ -85,7 +85,7 @@ def order_when_complete(
 
 
 def order_moved(graph: Graph, backward: Iterable[Operation]) -> None:
-    """Have a step put in order whose backward ops were moved to a function's graph."""
+    """Order a step whose backward ops were moved to the graph of a function."""
     if not runtime.is_determinism_enabled():
         _orders_of(graph).add_backward(backward)
 
@@ -93,27 +93,27 @@ def order_moved(graph: Graph, backward: Iterable[Operation]) -> None:
 def order_updates(*fetches: Any) -> Report | None:
     """Order the updates of a training step in a graph of version 1.
 
-    The peak of a step depends on when its updates use up the gradients, and TensorFlow
-    puts that off. In `tf.function` and Keras' `fit` the updates are found when the
-    function is built. A Session takes over the whole graph at its first run, often to
-    initialize variables, before it is known which ops a step runs: so call this before.
+    The peak of a step depends on when its updates consume the gradients, and TensorFlow
+    delays that. In `tf.function` and Keras' `fit` the updates are found when the
+    function is built. A Session fixes the whole graph at its first run, often to
+    initialize variables, before the ops of a step are known: so call this before.
 
-    From then on no run can have gradients of the step without its updates: one that
-    asks for that is refused.
+    From then on, no run can fetch gradients of the step without its updates: such a run
+    is refused.
 
     Args:
-        *fetches: the fetches of a step: the train op, or the updates, with whatever
-            else each step runs.
+        *fetches: the fetches of a step: the train op, or the updates, with all else
+            that each step runs.
 
     Returns:
         The report on the gradients of the graph that were built last, with the peak of
         the step as it runs now.
 
     Raises:
-        SelectionError: `fetches` change nothing by gradients of `geutil.gradients`.
-        StaleGraphError: a Session has run the graph, which would not see the order.
+        SelectionError: `fetches` update nothing by gradients of `geutil.gradients`.
+        StaleGraphError: a Session has run the graph, and would not see the order.
 
-    Cost: linear in the ops behind `fetches`, but for a logarithm; some 0.15 ms each.
+    Cost: linear in the ops behind `fetches`, up to a logarithm; about 0.15 ms each.
 
     Example:
         >>> import tensorflow as tf
@@ -149,7 +149,7 @@ def order_updates(*fetches: Any) -> Report | None:
 
 
 class _Orders:
-    """The steps of one graph whose ops are put in order."""
+    """The ordered steps of one graph."""
 
     def __init__(self, graph: Graph) -> None:
         self._graph = graph
@@ -223,7 +223,7 @@ class _Orders:
             )
 
     def __call__(self, use: state.Use) -> None:
-        """Put the steps in order as far as their graph is complete."""
+        """Order the steps as far as their graph is complete."""
         targets = [*use.targets, *(t.op for t in use.tensors)]
         if use.is_function:
             self._order(targets, use)
@@ -358,7 +358,7 @@ class _Orders:
         return _FED if is_computed else None
 
     def _may_await(self, op: Operation, other: Operation) -> bool:
-        """Tell whether an op may wait for another in a graph that a Session runs."""
+        """Return whether an op may wait for another in a graph that a Session runs."""
         # Not if a Session has the op already and would not see that it waits, nor if
         # that would run a part of the backward pass whenever the forward pass is run.
         adds = op in self._forward and other not in self._forward
@@ -408,13 +408,13 @@ class _Orders:
 
 
 def _held_gradients(plan: OrderPlan, names: Collection[str]) -> int:
-    """Return the bytes of named gradients at the peak, if most of them are there."""
+    """Return the bytes of named gradients at the peak, if most are held there."""
     held = plan.simulation.held
     return _held_at(plan, names, int(np.argmax(held))) if held else 0
 
 
 def _are_held(plan: OrderPlan, names: Collection[str]) -> bool:
-    """Tell whether a plan holds most gradients until the last of them is there."""
+    """Return whether a plan holds most gradients until the last one is made."""
     run = plan.simulation
     node_names = [run.program.nodes[i].name for i in run.order]
     places = [place for place, name in enumerate(node_names) if name in names]
@@ -427,7 +427,7 @@ def _are_held(plan: OrderPlan, names: Collection[str]) -> bool:
 
 
 def _held_at(plan: OrderPlan, names: Collection[str], step: int) -> int:
-    """Return the bytes of gradients at a step of a plan if most of them are there."""
+    """Return the bytes of gradients at a step of a plan, if most are held there."""
     program = plan.simulation.program
     alive = frozenset(plan.simulation.alive(step))
     gradients = [t for n in program.nodes if n.name in names for t in n.outputs]
@@ -436,7 +436,7 @@ def _held_at(plan: OrderPlan, names: Collection[str], step: int) -> int:
 
 
 def _orders_of(graph: Graph) -> _Orders:
-    """Return the steps of a graph that are put in order."""
+    """Return the ordered steps of a graph."""
     graph_state = state.state_of(graph)
     if graph_state.step_order is None:
         graph_state.step_order = _Orders(graph)
@@ -456,7 +456,7 @@ def _ops_of(
 def _after(
     ops: Sequence[Operation], starts: Iterable[Operation], *, awaiting: bool = False
 ) -> dict[Operation, None]:
-    """Return the ops that read results of others, or wait for them, except these."""
+    """Return the ops that depend on `starts`, with `awaiting` also by control edges."""
     starts = frozenset(starts)
     after: dict[Operation, None] = {}
     for op in ops:

@@ -78,7 +78,7 @@ def heaviest_closure(requires: tuple[Ints, Ints], weights: Ints) -> tuple[int, F
 
 
 def has_solver() -> bool:
-    """Tell whether OR-Tools is installed."""
+    """Return whether OR-Tools is installed."""
     return find_spec("ortools") is not None
 
 
@@ -94,17 +94,17 @@ class WorstCase:
     """The largest memory of a step under any schedule.
 
     Attributes:
-        peak: no schedule holds more bytes than that. Where an allocator hands out
-            chunks, `gaps` are a part of it.
-        reached: some schedule holds that many.
-        threads: how many ops run at once at the most; None is without a limit.
-        tensors: the buffers that are held in the state that was found, largest first.
-        ended: the ops that have ended in that state, in an order that leads there.
-        running: the ops that are running then.
-        gaps: of `peak`, the bytes by which chunks exceed requests. No proof bounds them
-            but that a chunk is less than twice its buffer: they are the most at any
-            moment of several simulated schedules, on one thread and on all, and need
-            not come together with the most that buffers take. 0 where the device has no
+        peak: an upper bound in bytes for all schedules. Where an allocator hands out
+            chunks, it includes `gaps`.
+        reached: the bytes of the fullest schedule that was found.
+        threads: the most ops that run at once; None: no limit.
+        tensors: the buffers that are held in the state found, largest first.
+        ended: the ops that have ended in that state, in an order that leads to it.
+        running: the ops that are running in that state.
+        gaps: the bytes of `peak` by which chunks exceed requests. Nothing is proven of
+            them but that a chunk is less than twice its buffer: they are the most at
+            any moment of several simulated schedules, on one thread and on all, and
+            need not coincide with the most that buffers take. 0 where the device has no
             chunks.
     """
 
@@ -146,34 +146,34 @@ def worst_case(
 
     TensorFlow runs the ops of a step in an order that depends on threads, on the load
     of the machine and on addresses. This bounds the memory of any order, and finds one
-    that holds much. The step is optimized first as a Session would do it; buffers are
-    counted as by `predict`.
+    that holds much. The step is first optimized as by a Session; buffers are counted as
+    by `predict`.
 
     Args:
         ys_or_fetches: the fetches of the step, as in `predict`; or a `Program`, which
-            is taken as it is, and with which `threads` alone counts.
+            is used as it is, and with which only `threads` applies.
         feeds: as in `predict`.
         shapes: as in `predict`.
-        threads: how many ops may run at once; None is without a limit.
+        threads: how many ops may run at once; None: no limit.
         grappler: as in `predict`.
         onednn: as in `predict`.
-        device: as in `predict`. Of a GPU the bound is one of its allocator's chunks:
-            that of the buffers, rounded as it rounds them, and `WorstCase.gaps`.
-            Workspaces of cuDNN and cuBLAS are left out.
+        device: as in `predict`. For a GPU the bound is in its allocator's chunks: that
+            of the buffers, rounded as it rounds them, plus `WorstCase.gaps`. Workspaces
+            of cuDNN and cuBLAS are left out.
 
     Returns:
-        The bound, a state that is reached, and how to get there.
+        The bound, a state that is reached, and the way to it.
 
     Raises:
-        ArgumentTypeError: a fetch is no op and no tensor of a graph, or `threads` is no
-            number from 1 up.
+        ArgumentTypeError: a fetch is neither an op nor a tensor of a graph, or
+            `threads` is not a number from 1 up.
         SelectionError: the fetches belong to different graphs.
         PredictionError: as `predict` does.
         MissingExtraError: OR-Tools is not installed.
 
-    Cost: some 0.5 ms for each op to prepare the step, most of it Grappler's; then some
-        20 minimum cuts: 0.3 s in all for 5,000 ops, 4 s for 20,000. Gaps take some
-        0.2 ms for each op besides.
+    Cost: about 0.5 ms for each op to prepare the step, most of it Grappler's; then
+        about 20 minimum cuts: 0.3 s in all for 5,000 ops, 4 s for 20,000. Gaps take
+        about 0.2 ms more for each op.
 
     Source: Picard, "Maximal closure of a graph and applications to combinatorial
         problems", 1976.
@@ -223,7 +223,7 @@ def worst_of(program: Program, threads: int | None = THREADS) -> WorstCase:
 
 
 def _most_in_gaps(program: Program, threads: int | None) -> int:
-    """Return by how much chunks exceed buffers, at the most in several schedules."""
+    """Return the most by which chunks exceed buffers in several schedules."""
     at_once = len(program.nodes) if threads is None else threads
     runs = [simulate(program, seed=seed) for seed in range(_SCHEDULES)]
     runs += [
@@ -305,7 +305,7 @@ class _States:
         self._held: list[ProgramBuffer] = []
 
     def search(self) -> None:
-        """Bring the bound down and look for fuller states, until they meet."""
+        """Lower the bound and search for fuller states, until they meet."""
         price, low, high = 0, 0, max(self._program.sizes, default=0)
         for round_ in range(16):
             started, ended = self._cut(price)
@@ -366,7 +366,7 @@ class _States:
         return started, ended
 
     def _adjust_shares(self, started: Flags, ended: Flags, step: float) -> None:
-        """Let each share follow how many of the last readers are still to end."""
+        """Adjust each share to the number of last readers that are still to end."""
         for place, buffer in enumerate(self._shared):
             if started[buffer.maker]:
                 pending = sum(not ended[i] for i in buffer.last)

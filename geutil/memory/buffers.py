@@ -175,14 +175,14 @@ class Buffers:
 
 @dataclass(frozen=True)
 class Simulation:
-    """The buffers of a program over time. A step is a place in `order`.
+    """The buffers of a program over time. A step is an index into `order`.
 
     Attributes:
         program: the program that was run.
         order: the nodes, by number, in the order in which they ran.
         held: the most bytes that are held while each step's node runs.
-        born: for each tensor the step that made its buffer, or -1 where it shares
-            another tensor's or was never made.
+        born: for each tensor the step that allocated its buffer, or -1 where it shares
+            another tensor's buffer or was never made.
         freed: for each tensor the last step that held its buffer.
     """
 
@@ -199,10 +199,10 @@ class Simulation:
 
     @property
     def resident(self) -> int:
-        """The most bytes that are taken at once.
+        """The most bytes of memory in use at once.
 
-        Whole chunks where the device has an allocator that hands out such, and the
-        bytes that kernels take beside it.
+        Whole chunks where the device's allocator hands out chunks, and the bytes that
+        kernels take outside it.
         """
         nodes = self.program.nodes
         pairs = zip(self.order, self.chunks, strict=True)
@@ -210,10 +210,10 @@ class Simulation:
 
     @property
     def extent(self) -> int | None:
-        """The bytes of a region that has room for the chunks and the variables.
+        """The bytes of a region with room for the chunks and the variables.
 
-        None where the device has no allocator of chunks. Regions of growing memory need
-        about as much, and at least the bytes in use.
+        None where the device has no allocator of chunks. Memory that grows by regions
+        needs about as much, and at least the bytes in use.
         """
         allocator = self.program.device.allocator
         if allocator is None:
@@ -224,7 +224,7 @@ class Simulation:
 
     @property
     def chunks(self) -> Sequence[int]:
-        """The bytes of chunks that are handed out at each step; those held without."""
+        """The bytes in chunks at each step; without chunks, the bytes held."""
         allocator = self.program.device.allocator
         return self.held if allocator is None else self._replay(allocator).in_use
 
@@ -253,7 +253,7 @@ class Simulation:
         return sorted(alive, key=lambda tensor: -sizes[tensor])
 
     def timeline(self, source: str = "predicted") -> Timeline:
-        """Return the simulation with names in the place of numbers."""
+        """Return the simulation with names instead of numbers."""
         program, nodes = self.program, self.program.nodes
         lives = self._lifetimes()
         peak = max(range(len(self.order)), key=self.held.__getitem__, default=-1)

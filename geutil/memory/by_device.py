@@ -36,11 +36,11 @@ class Cut:
     Attributes:
         source: the device that sends, by its full name.
         target: the device that receives.
-        tensors: the names of the tensors, of the step as Grappler leaves it. Each is
-            sent once, however many ops read it there.
-        bytes: their sizes, added up.
+        tensors: the names of the tensors, in the step after Grappler. Each is sent
+            once, however many ops read it there.
+        bytes: their total size.
         copied: whether each has a second buffer at the target. The CPU devices of one
-            process pass tensors on as they are.
+            process pass tensors without a copy.
     """
 
     source: str
@@ -67,7 +67,7 @@ class DeviceMemory:
     Attributes:
         device: its full name.
         timeline: the prediction, with the device's own variables and constants.
-        worst: the most that it holds under any schedule; None if not asked for.
+        worst: the most that it holds under any schedule; None if not requested.
         measured: the measured peak in bytes; None if there is none.
         received: the bytes that it receives.
         sent: the bytes that it sends.
@@ -107,8 +107,8 @@ class MemoryByDevice:
     """The memory of each device of a step, and the tensors that cross between them.
 
     Attributes:
-        devices: the devices, by name.
-        cuts: the tensors from each device to each other one, by their names.
+        devices: the devices, sorted by name.
+        cuts: the tensors from each device to each other one, sorted by device names.
     """
 
     devices: tuple[DeviceMemory, ...]
@@ -144,41 +144,40 @@ def predict_by_device(
 ) -> MemoryByDevice:
     """Predict the memory of each device in one step, and the tensors that cross.
 
-    The step is placed on its devices by the rules of a Session, optimized and cut as a
-    Session does, and simulated with one inter-op thread for each device, each of which
-    runs an op in turn. Buffers are counted as by `predict`, variables and constants of
-    each device apart. A tensor that another device reads is sent there once, as soon as
+    The step is placed on its devices, optimized and partitioned as by a Session, and
+    simulated with one inter-op thread for each device, each of which runs an op in
+    turn. Buffers are counted as by `predict`, with the variables and constants of each
+    device separate. A tensor that another device reads is sent there once, as soon as
     it is made: the sender holds it until then, and the receiver from then until its
     last reader there has run. The CPU devices of one process share a memory: there the
-    buffer stays the sender's until the last reader has run anywhere. Feeds come in at
-    the default device and fetches go out there. The devices that the graph names are
-    taken to exist. A function counts where its call is.
+    buffer stays the sender's until the last reader on any device has run. Feeds enter
+    and fetches leave at the default device. The devices that the graph names are
+    assumed to exist. A function counts on the device of its call.
 
     Args:
         ys_or_fetches: the fetches of the step, as in `predict`.
         feeds: as in `predict`.
         shapes: as in `predict`.
         default: the device of ops that name none, which is that of the Session's
-            target. None is the first task that the graph names, of other jobs than "ps"
-            if there are any.
+            target. None: the first task that the graph names, preferably of a job other
+            than "ps".
         worst: also bound the memory of each device under any schedule.
-        threads: how many ops run at once for that, on all devices.
-        measured: a measurement of the same step, whose peaks are set beside.
+        threads: how many ops run at once in that bound, on all devices together.
+        measured: a measurement of the same step, to report its peaks as well.
         grappler: as in `predict`.
         onednn: as in `predict`.
 
     Returns:
-        A row for each device, and a cut for each pair that exchanges something.
+        A row for each device, and a cut for each pair that exchanges tensors.
 
     Raises:
-        ArgumentTypeError: a fetch is no op and no tensor of a graph; `default` is no
-            device; `measured` is no `Measurement`; `threads` is no number from 1 up.
+        ArgumentTypeError: a fetch is not an op or tensor of a graph, `default` not a
+            device, `measured` not a `Measurement`, or `threads` not a number from 1 up.
         SelectionError: the fetches belong to different graphs.
-        PredictionError: nothing is asked for, or sizes depend on dimensions that are
-            not known.
-        MissingExtraError: `worst`, and OR-Tools is not installed.
+        PredictionError: there are no fetches, or sizes depend on unknown dimensions.
+        MissingExtraError: OR-Tools is not installed, with `worst`.
 
-    Cost: as `predict`; besides linear in devices times ops. With `worst`, that of
+    Cost: that of `predict`; besides, linear in devices times ops. With `worst`, that of
         `worst_case` for each device.
 
     Example:

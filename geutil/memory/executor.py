@@ -1,7 +1,7 @@
 """The executor: the order in which devices run a program, and simulations of it.
 
 TensorFlow's partitioner sends a tensor once to each device that reads it, as soon as it
-is made and whether the reader is ready or not: a program has a node for each receipt,
+is made, whether the reader is ready or not: a program has a node for each receipt,
 between the maker and the readers there. A pipeline is coarser: each stage of a model is
 on a device of its own, and the micro-batches of a step go through the stages forwards,
 and back. Nothing here knows TensorFlow.
@@ -31,23 +31,23 @@ RECEIVE = "_Recv"
 
 
 def is_receipt(node: Node) -> bool:
-    """Tell whether a node receives a tensor of another device."""
+    """Return whether a node receives a tensor of another device."""
     return node.type == RECEIVE and RECEIVED in node.name
 
 
 def execution_order(program: Program, seed: int | None = None) -> list[int]:
     """Return the nodes of a program in the order in which one thread runs them.
 
-    A model of TensorFlow's executor with a pool of one thread. The thread works on an
-    inner queue, first in, first out. A node that becomes ready joins it if it is cheap.
-    Of the other nodes that become ready together, the last joins it if the queue is
-    empty; the rest are handed to the pool, which takes up first the last to come. Nodes
-    that wait for nothing become ready together, when the source node has run.
+    A model of TensorFlow's executor with a pool of one thread. The thread takes nodes
+    from an inner queue, first in, first out. A node that becomes ready joins it if it
+    is cheap. Of the other nodes that become ready together, the last joins it if the
+    queue is empty; the rest go to the pool, which runs the last one first. Nodes that
+    wait for nothing become ready together, when the source node has run.
 
     Args:
         program: the nodes and their edges.
-        seed: takes the place of the addresses of edges, on which the order depends
-            where a node has more than eight; without it their order is that of the
+        seed: replaces the addresses of edges, on which the order depends where a node
+            has more than eight of them; without it, edges follow the order of the
             nodes.
 
     Returns:
@@ -163,7 +163,7 @@ class Stage:
         sent: the bytes that it sends to the next stage; as many come back as gradients.
         kept: the bytes that it holds of each micro-batch from its forward pass to its
             backward pass.
-        transient: the bytes that a pass holds besides while it runs.
+        transient: the further bytes that a pass holds while it runs.
         held: the bytes that it holds all the time: weights, their gradients, and slots
             of an optimizer.
         gradients: the bytes of the gradients that replicas exchange.
@@ -180,19 +180,19 @@ class Stage:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """Stages on devices of their own, and how a step goes through them.
+    """Stages on separate devices, and the schedule of a step through them.
 
     Attributes:
         stages: the stages, first to last.
-        micro_batches: how many of them a step has, on each replica.
+        micro_batches: the number of micro-batches of a step, on each replica.
         schedule: "gpipe" runs all forward passes and then all backward passes; "1f1b"
-            begins with as many forward passes as there are stages from here on, and
+            begins with as many forward passes as there are stages from this one on, and
             then alternates.
         bandwidth: of each link between two devices, in bytes per second.
-        latency: the further time of each message, in seconds.
-        speed: how many times as fast as in `stages` the devices compute.
-        replicas: how many such pipelines share the batch. After its last backward pass
-            each stage sums its gradients with its replicas, in a ring.
+        latency: the additional time of each message, in seconds.
+        speed: the speed of the devices, relative to the times of `stages`.
+        replicas: the number of such pipelines that share the batch. After its last
+            backward pass each stage sums its gradients with its replicas, in a ring.
     """
 
     stages: Sequence[Stage]
@@ -224,13 +224,13 @@ class Pipeline:
         return len(self.stages) * self.replicas
 
     def flying(self, stage: int) -> int:
-        """Return how many micro-batches a stage has begun with and not ended."""
+        """Return the most micro-batches that a stage has begun but not ended."""
         if self.schedule == "gpipe":
             return self.micro_batches
         return min(self.micro_batches, len(self.stages) - stage)
 
     def passes(self, stage: int) -> list[tuple[bool, int]]:
-        """Return the passes of a stage in their order: is it backward, micro-batch."""
+        """Return the passes of a stage in order: pairs (is backward, micro-batch)."""
         count, first = self.micro_batches, self.flying(stage)
         order = [(False, m) for m in range(first)]
         for m in range(count):
@@ -246,7 +246,7 @@ class PipelineRun:
 
     Attributes:
         pipeline: the pipeline.
-        seconds: from the first pass to the last, sums over replicas included.
+        seconds: the time from the first pass to the last, with sums over replicas.
         busy: the seconds for which each stage computes.
         in_flight: the most micro-batches that each stage holds at once.
         peaks: the most bytes that each stage's device holds.
@@ -264,7 +264,7 @@ class PipelineRun:
 
     @property
     def bubble(self) -> float:
-        """The part of all devices' time in which they compute nothing."""
+        """The fraction of the devices' time in which they are idle."""
         if not self.seconds:
             return 0.0
         return 1 - sum(self.busy) / (len(self.busy) * self.seconds)
@@ -348,7 +348,7 @@ def simulate(
     *,
     seed: int | None = None,
 ) -> Simulation | PipelineRun:
-    """Run a program without computing anything, and note the bytes it holds.
+    """Simulate a program without computing anything, and track the bytes it holds.
 
     A buffer is held until the last reader of every tensor that shares it has run; a
     fetched one, to the end. While a node runs it holds its inputs, its outputs and its
@@ -356,8 +356,8 @@ def simulate(
     second buffer until it has been read.
 
     Args:
-        program: the nodes and tensors; or a `Pipeline` of devices, of which a step is
-            simulated as `geutil.memory.executor.run_pipeline` says.
+        program: the nodes and tensors; or a `Pipeline` of devices, of which
+            `geutil.memory.executor.run_pipeline` simulates a step.
         order: all nodes, by number, each after its inputs and control inputs. Without
             it, the order of TensorFlow's executor (`execution_order`).
         seed: for `execution_order`.
@@ -367,10 +367,10 @@ def simulate(
         time, bubble, traffic and peaks.
 
     Raises:
-        PredictionError: `order` is no order of the program's nodes, or none exists.
+        PredictionError: `order` is not an order of the program's nodes, or none exists.
         PlanError: an order or a seed is passed with a pipeline.
 
-    Cost: linear in nodes and edges; some 5 us for each node.
+    Cost: linear in nodes and edges; about 5 us for each node.
 
     Example:
         A chain of three, which never holds more than two tensors:

@@ -82,22 +82,22 @@ class Node(NamedTuple):
         type: its type.
         inputs: the tensors that it reads, by number.
         outputs: the tensors that it makes, by number.
-        controls: the nodes that it waits for besides, by number.
-        aliases: pairs (output, input) of places: the output is the input's buffer.
-        reuses: pairs (output, input) of places, best first: the output takes over the
-            input's buffer if it is of its size and nobody else will read it.
+        controls: the nodes of its control inputs, by number.
+        aliases: pairs (output, input) of indices: the output is the input's buffer.
+        reuses: pairs (output, input) of indices, best first: the output reuses the
+            input's buffer if the sizes are equal and nothing else will read it.
         temporary: the bytes that it holds only while it runs.
-        packed: the bytes that its kernel takes beside TensorFlow's allocator while it
+        packed: the bytes that its kernel takes outside TensorFlow's allocator while it
             runs (`geutil.memory.kernels.cpu.packed_bytes`).
-        surge: the bytes that it may hold besides under a bad schedule: more iterations
+        surge: the further bytes that it may hold under a bad schedule: more iterations
             of a loop at once.
-        cheap: the executor runs it at once rather than hand it to a thread.
-        queue: nodes with the same one can wait for each other
+        cheap: whether the executor runs it at once, instead of handing it to a thread.
+        queue: nodes with the same queue can wait for each other
             (`geutil.memory.schedule`); None if a node runs as soon as it can.
-        updates: of a node that changes a variable: the tensors that are the variable's
+        updates: for a node that changes a variable, the tensors in the variable's
             buffer until then. If any is still to be read, the first output is a new
-            buffer for the variable, which counts until the old one is let go; else
-            there is no such buffer.
+            buffer for the variable, counted until the old one is freed; otherwise there
+            is no such buffer.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Node(NamedTuple):
         return self._replace(**changes)
 
     def renumbered(self, place: Mapping[int, int] | Sequence[int]) -> Node:
-        """Return the node with new numbers of those that it waits for."""
+        """Return the node with its control inputs renumbered."""
         if not self.controls:
             return self
         return self.changed(controls=list({place[c]: None for c in self.controls}))
@@ -151,13 +151,13 @@ class Program:
     """A step: nodes, and the tensors between them.
 
     Attributes:
-        nodes: the nodes; a node's number is its place. Any order will do, but where
-            several nodes are ready at once their order decides.
+        nodes: the nodes, in any order; a node's number is its index. Where several
+            nodes are ready at once, this order decides.
         sizes: the bytes of each tensor. Those held all the time (variables, constants,
             feeds) have size 0.
         fetched: the tensors that are held to the end, by number.
         variable_bytes: the bytes of the variables.
-        variables: the bytes of each, if they are known.
+        variables: the bytes of each variable, if known.
         constant_bytes: the bytes of the constants.
         device: the device that it runs on.
     """
@@ -182,16 +182,16 @@ class Program:
         in_place: bool = False,
         received: Callable[[int], int] | None = None,
     ) -> Program:
-        """Return the program with the buffers of the nodes `here`, one device's, alone.
+        """Return the program with only the buffers of the nodes `here`, of one device.
 
         The nodes of other devices hold nothing, and order those of this one as before.
-        If devices share a memory, `in_place`, others read and pass on the buffers of
-        this one. `received` has the bytes that a tensor takes where it is received;
-        None if the nodes have receipts, or if nothing is to be held of others' results.
-        A received tensor has a buffer from its arrival to its last reader, one for all
-        readers; a sent one is gone when it has been made. The nodes of others run as
-        soon as they can: no tensor arrives earlier, so that none is held for longer.
-        Cost: linear in nodes and edges.
+        With `in_place`, devices share a memory: others read and forward the buffers of
+        this one. `received` returns the bytes of a received tensor; None if the nodes
+        have receipts, or if results of others are not held. A received tensor has one
+        buffer for all its readers, from its arrival to the last of them; a sent one is
+        freed once made. With `received`, the nodes of others run as soon as they can:
+        no tensor can arrive earlier, so none can be held for longer. Cost: linear in
+        nodes and edges.
         """
         if len(here) == len(self.nodes):
             return self
@@ -240,7 +240,7 @@ class Program:
         return replace(self, nodes=[*nodes, *messages], sizes=sizes)
 
     def merged(self, instead: Mapping[int, int]) -> Program:
-        """Return the program in which nodes give way to the earlier ones they map to.
+        """Return the program with nodes replaced by the earlier ones that they map to.
 
         Cost: linear in nodes and edges.
         """
@@ -262,11 +262,11 @@ class Program:
     def without(
         self, numbers: Collection[int], most: int | None = None
     ) -> tuple[Program, dict[int, int]]:
-        """Return the program without nodes whose results do not count, and new numbers.
+        """Return the program without some nodes, and the new number of each other node.
 
-        Whatever reads or awaits one of the nodes `numbers` waits for the inputs and
-        waits of that. Those that wait for more than `most` others stay; None if none
-        does. The tensors are the same. Cost: linear in nodes and edges.
+        Readers and successors of a removed node wait for its inputs and control inputs
+        instead. Nodes of `numbers` that wait for more than `most` others stay; None
+        removes all. The tensors are the same. Cost: linear in nodes and edges.
         """
         sizes = list(self.sizes)
         place: dict[int, int] = {}
@@ -315,10 +315,10 @@ class Program:
     def without_views(
         self, apart: Collection[int]
     ) -> tuple[Program, dict[int, int], dict[int, int]]:
-        """Return the program in which readers of a view read its source.
+        """Return the program in which readers of a view read its source instead.
 
-        Besides, the tensor that each view shows, and the new number of each node that
-        is left. Tensors `apart` stay, views or not. Cost: linear in nodes and edges.
+        Also return the tensor that each view shows, and the new number of each other
+        node. Tensors `apart` stay, views or not. Cost: linear in nodes and edges.
         """
         shown: dict[int, int] = {}
         nodes = list(self.nodes)
@@ -337,7 +337,7 @@ class Program:
         return program, shown, place
 
     def pending(self) -> list[int]:
-        """Return how many inputs and other nodes each node waits for."""
+        """Return the number of inputs and control inputs of each node."""
         return [len(node.inputs) + len(node.controls) for node in self.nodes]
 
     def require_done(self, pending: Sequence[int]) -> None:
@@ -364,7 +364,7 @@ class Program:
         return [{*(makers[t] for t in n.inputs), *n.controls} for n in self.nodes]
 
     def readers(self) -> list[list[int]]:
-        """Return the nodes that read each tensor, once for each place."""
+        """Return the readers of each tensor, a node as often as it reads it."""
         readers: list[list[int]] = [[] for _ in self.sizes]
         for i, node in enumerate(self.nodes):
             for tensor in node.inputs:
@@ -374,10 +374,10 @@ class Program:
     def successors(
         self, readers: Sequence[list[int]] | None = None
     ) -> Iterator[list[int]]:
-        """Yield, for each node, the nodes it makes ready: a node once for each edge.
+        """Yield the successors of each node, a successor once for each edge.
 
-        Readers come first, by place, then the nodes that only wait. Cost: linear in
-        nodes and edges; less if the readers of each tensor are known.
+        Readers come first, in the order of nodes, then the nodes that only wait. Cost:
+        linear in nodes and edges; less if the `readers` of each tensor are given.
         """
         readers = self.readers() if readers is None else readers
         waiting: list[list[int]] = [[] for _ in self.nodes]

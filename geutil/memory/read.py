@@ -297,7 +297,7 @@ _CPU_TAKES_CHUNKS = "TF_CPU_ALLOCATOR_USE_BFC"
 
 
 def device_of(name: str | None = None, onednn: bool | None = None) -> Device:
-    """Return a device such as "GPU:0", which need not be there."""
+    """Return a device such as "GPU:0", which need not exist."""
     kind = kind_of(name)
     if kind not in ("CPU", "GPU") or not has_kernels(kind):
         raise ArgumentTypeError(

@@ -30,7 +30,7 @@ _NONE: Mapping[int, Any] = MappingProxyType({})
 
 
 def negligible_size(program: Program) -> int:
-    """Return the bytes up to which a tensor does not matter for the order."""
+    """Return the largest size of a tensor that does not matter for the order."""
     return max(program.sizes, default=0) // SMALL
 
 
@@ -53,7 +53,7 @@ def _best(edges: _Edges, known: Mapping[int, int]) -> Simulation:
 
 
 def frugal_order(program: Program, known: Mapping[int, int] = _NONE) -> list[int]:
-    """Return the nodes in a low-memory order, or around known places of some."""
+    """Return the nodes in a low-memory order, maybe around known places of some."""
     # A node that holds no more than before runs as soon as it can. So does one whose
     # large result the nodes behind it use up at once: a weight gradient and its update,
     # which then run in one burst (with Adam's updates; without bursts an encoder holds
@@ -348,7 +348,7 @@ def _known(value: _Value, *_: object) -> _Value:
 
 @dataclass(frozen=True, eq=False)
 class OrderPlan:
-    """An order of a program and its dependencies, both made when asked for."""
+    """An order of a program and its dependencies, both computed on request."""
 
     # Plans of gradients are only reported until the whole step is planned.
 
@@ -426,7 +426,7 @@ def _dependencies_of(
 def with_controls(
     program: Program, waits: Iterable[tuple[int, Sequence[int]]]
 ) -> Program:
-    """Return a program in which some nodes wait for others besides."""
+    """Return a program in which some nodes also wait for others."""
     nodes = list(program.nodes)
     for i, awaited in waits:
         nodes[i] = nodes[i].changed(controls=[*nodes[i].controls, *awaited])
@@ -442,7 +442,7 @@ def order_dependencies(
     begin: int = 0,
     limit: int = 0,
 ) -> OrderDependencies:
-    """Return the waits by which memory is used as in an order."""
+    """Return the control dependencies that hold memory to that of an order."""
     # Nodes without a queue neither wait nor are waited for; those of one queue wait for
     # each other. For a node that cannot wait, the last one waits that it comes after
     # and that can. Tensors up to `bound` are small; such that are undone while a large
@@ -523,7 +523,7 @@ def _hasty(
     budget: int,
     can_wait: CanWait,
 ) -> set[int]:
-    """Return small nodes that must wait, lest too much is made ahead of an order."""
+    """Return small nodes that must wait, so that little is made ahead of an order."""
     # A small node may run as soon as its inputs are there, and then hold its results
     # while large nodes run that the order has before it. `budget` is how many bytes may
     # be made ahead, and as many again of tiny tensors; without bound if 0.

@@ -80,8 +80,8 @@ def bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None:
             means its first output.
 
     Returns:
-        The bytes, or None where a dimension is not known. A handle or variant counts
-        0 bytes, a string 24.
+        The bytes, or None where a dimension is unknown. A handle or variant counts 0
+        bytes, a string 24.
 
     Cost: linear in `shapes`.
 
@@ -240,7 +240,7 @@ def _write_shape(node: Any, shape: tf.TensorShape | None) -> None:
 
 
 class OpenShapes:
-    """The shapes that tensors of one graph with open shapes are taken to have."""
+    """The shapes assumed for the tensors of one graph whose shapes are open."""
 
     def __init__(self) -> None:
         # Those that are given, assumed, or follow from these; and the assumed ones.
@@ -251,7 +251,7 @@ class OpenShapes:
         self._given: MutableIdentityMap[Dims] = MutableIdentityMap()
 
     def tell(self, caller_dims: Sequence[tuple[Tensor, Dims]]) -> None:
-        """Take in the shapes of the caller, and forget those assumed without them."""
+        """Add the shapes of the caller, and forget those assumed without them."""
         if caller_dims:
             self._given.update(caller_dims)
             self.known = MutableIdentityMap(self._given.items())
@@ -274,7 +274,7 @@ class OpenShapes:
         return [op for op in ops if any(map(self.is_open, op.outputs))]
 
     def is_open(self, tensor: Tensor) -> bool:
-        """Tell whether a size depends on an unknown part of a tensor's shape."""
+        """Return whether a size depends on an unknown part of a tensor's shape."""
         if tensor.dtype in _ELSEWHERE or tensor in self.known:
             return False
         if (tensor.op.type, tensor.value_index) in ONLY_ON_GPUS:
@@ -291,7 +291,7 @@ class OpenShapes:
         return adjacency.topological_sort(closure(ops, makers))
 
     def _is_given(self, tensor: Tensor) -> bool:
-        """Tell whether nothing behind a tensor is of use."""
+        """Return whether nothing behind a tensor is of use."""
         if tensor.op.type in op_types.PLACEHOLDERS:
             return False
         if tensor in self.assumed or tensor in self._given:
@@ -303,7 +303,7 @@ class OpenShapes:
         return not (tensor.dtype.is_integer and (elements or 0) <= 64)
 
     def _assume(self, members: Sequence[Operation], *, sources: bool) -> bool:
-        """Assume shapes that do not follow from other open ones; tell if any."""
+        """Assume open shapes that follow from no others; return whether any were."""
         # Of an unknown rank nothing can be assumed. With `sources`, only those are
         # assumed that cannot follow from anything.
         follows: set[Operation] = set()

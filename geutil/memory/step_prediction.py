@@ -51,57 +51,56 @@ def predict(
 ) -> Timeline:
     """Predict the memory of one step, op by op, without running it.
 
-    The step is optimized as a Session would do it, and then simulated as a Session with
-    one inter-op thread runs it: each buffer is held until its last
-    reader has run; ops pass their input's buffer on, or write into it. Where an op has
-    more than eight edges, TensorFlow's order depends on addresses and changes from
-    Session to Session, and the peak may with it; of several such orders the one with
-    the median peak is returned.
+    The step is optimized as by a Session, and then simulated as a Session with one
+    inter-op thread runs it: each buffer is held until its last reader has run; ops
+    forward their input's buffer, or write into it. Where an op has more than eight
+    edges, TensorFlow's order depends on addresses and changes from Session to Session,
+    and so may the peak; of several such orders the one with the median peak is
+    returned.
 
-    Feeds are not counted. Variables and constants are counted apart, except that a
-    variable which is changed before all have read it has two buffers, of which one
-    counts until the old one has been read. An op that runs functions (`If`, `While`, a
-    call) counts as one: the memory of its function comes on top while it runs, the
-    larger branch of a conditional and two iterations of a loop, for one begins before
-    the last one has ended. Elements that a loop adds to lists each time, for its
-    gradient or as a result, count once for each time, if constants and shapes tell how
-    often it runs; else they do not, and a warning says so. Those of loops of version 1
-    are left out, and so are the bytes that XLA holds besides the results of a call that
-    it compiles: Keras has convolutions by groups compiled on CPU, and the gradient of
-    one of 768 channels, 7 x 7, takes 231 MB. Ops of all devices are counted together,
-    and the timeline says so; `predict_by_device` tells them apart.
+    Feeds are not counted. Variables and constants are counted separately, except that a
+    variable that is changed before all its readers have run has two buffers, of which
+    one counts until the old one has been read. An op that runs functions (`If`,
+    `While`, a call) counts as one op: the memory of its function is added while it
+    runs, that of the larger branch of a conditional, and of two iterations of a loop,
+    since one begins before the last has ended. Elements that a loop pushes onto lists,
+    for its gradient or as a result, count for each iteration if constants and shapes
+    determine their number; otherwise they are not counted, and a warning says so. Lists
+    of version 1 loops are left out, and so are the bytes that XLA holds besides the
+    results of a call that it compiles: Keras compiles grouped convolutions on CPU, and
+    the gradient of one of 768 channels, 7 x 7, takes 231 MB. Ops of all devices are
+    counted together, and the timeline says so; `predict_by_device` separates them.
 
     Args:
         ys_or_fetches: the fetches of the step: tensors, ops, or nested structures of
             them; `None` (a gradient that does not exist) is left out.
-        feeds: the tensors that are given besides placeholders, so that nothing behind
-            them runs.
-        order: the order of execution, instead of TensorFlow's: ops of the graph, among
-            them all that the step needs. The graph is then taken as it is.
+        feeds: the tensors that are fed besides placeholders, so that the ops that
+            compute them do not run.
+        order: the order of execution, instead of TensorFlow's: ops of the graph, with
+            all that the step needs. The graph is then used as it is.
         shapes: shapes for tensors whose static shapes leave dimensions open: a mapping,
             or pairs. A key is a tensor, its `ref()` or its name.
-        grappler: optimize the graph first.
+        grappler: whether Grappler optimizes the graph first.
         onednn: whether oneDNN is used, which merges convolutions with the ops around
-            them and makes them run later; None is as this process does.
-        device: where ops run that name no device, such as "GPU:0", which need not be
-            there; None is the device that their gradients were planned for, or where
-            this process runs them. Of a step on a GPU the bytes are the GPU's: tensors
-            in the host's memory do not count. `resident` are then the bytes that the
-            GPU's allocator hands out, and `extent` those that the GPU must have free.
+            them and makes them run later; None: as in this process.
+        device: the device of ops that name none, such as "GPU:0", which need not exist;
+            None: the one that their gradients were planned for, or on which this
+            process runs them. For a step on a GPU the bytes are the GPU's: tensors in
+            host memory do not count. `resident` is then the bytes that the GPU's
+            allocator hands out, and `extent` those that the GPU must have free.
             Workspaces of cuDNN are left out.
 
     Returns:
         The bytes held while each op runs, and the buffers held at the peak.
 
     Raises:
-        ArgumentTypeError: a fetch is no op and no tensor of a graph.
+        ArgumentTypeError: a fetch is neither an op nor a tensor of a graph.
         SelectionError: the fetches belong to different graphs, or feeds, ops of `order`
             or keys of `shapes` to another one than they.
-        PredictionError: nothing is asked for; sizes depend on dimensions that are not
-            known; `order` leaves out an op, names one twice or comes too early with
-            one.
+        PredictionError: there are no fetches; sizes depend on unknown dimensions;
+            `order` lacks an op, repeats one, or has one before its inputs.
 
-    Cost: linear in the ops and edges behind the fetches; some 0.5 ms for each op, most
+    Cost: linear in the ops and edges behind the fetches; about 0.5 ms for each op, most
     of it Grappler's.
 
     Example:
@@ -185,7 +184,7 @@ def step_program(
     shapes: GivenShapes | None = None,
     grappler: bool = False,
 ) -> Program:
-    """Return the ops that run for some fetches as a program.
+    """Return the ops that run for some fetches, as a program.
 
     Args:
         ys_or_fetches: as in `predict`.
@@ -196,7 +195,7 @@ def step_program(
     Raises:
         ArgumentTypeError, SelectionError, PredictionError: as `predict` does.
 
-    Cost: as that of `predict`.
+    Cost: that of `predict`.
     """
     step = executed_step(ys_or_fetches, feeds, shapes, grappler, merges=False)
     return step.program
@@ -288,9 +287,9 @@ class BatchFit:
 
     Attributes:
         batch: the batch size; 0 if not even one row fits.
-        bytes: the peak of the step then, variables and constants included.
-        memory: the bytes that it has to fit into.
-        tried: the batch sizes that were predicted, and their bytes, in order.
+        bytes: the peak of that step, variables and constants included.
+        memory: the limit in bytes.
+        tried: the batch sizes that were tried, in order, with their predicted bytes.
     """
 
     batch: int
@@ -319,28 +318,28 @@ def largest_batch(
 ) -> BatchFit:
     """Return the largest batch size with which a step fits into memory.
 
-    The step is built for several batch sizes, and its peak predicted; nothing runs.
-    Peaks are taken to grow with the batch, and as they do between sizes that were
-    tried where these leave room for less than a row.
+    The step is built for several batch sizes, and its peaks are predicted; nothing
+    runs. Peaks are assumed to grow with the batch, and to continue as between tried
+    sizes where these leave room for less than a row.
 
     Args:
         step: builds the step for a batch size, in a graph of its own, and returns the
-            fetches for `predict`, or a ConcreteFunction; None where there is no step
-            that fits, say because it would take too long.
-        memory: in bytes, or a text such as "8GB"; variables and constants have to fit
-            into it, too. A step that nothing holds to an order may take more under
-            another schedule (`worst_case`). TensorFlow's own memory, a fragmented heap
-            and slots that an optimizer makes later are no part of the prediction.
-        most: the largest batch size that is of interest.
-        resident: count the bytes that kernels of the CPU take beside TensorFlow's
-            allocator, too (`Timeline.resident`), as the limit of a container does.
-        device: as in `predict`. Of a GPU `memory` are the bytes that TensorFlow has of
-            it, and the step needs `Timeline.extent`: fragments count.
+            fetches for `predict`, or a ConcreteFunction; None where no step fits, for
+            example because it would take too long.
+        memory: in bytes, or a text such as "8GB"; includes variables and constants. A
+            step without an enforced order may take more under another schedule
+            (`worst_case`). The prediction does not include TensorFlow's own memory, a
+            fragmented heap and slots that an optimizer makes later.
+        most: the largest batch size to consider.
+        resident: also count the bytes that CPU kernels take outside TensorFlow's
+            allocator (`Timeline.resident`), as the limit of a container does.
+        device: as in `predict`. For a GPU, `memory` is the bytes that TensorFlow may
+            use, and the step needs `Timeline.extent`: fragmentation counts.
 
     Raises:
-        ArgumentTypeError: `memory` is no number of bytes, `most` is below 1, or
-            `device` is no device.
-        PredictionError: the step's sizes are not known.
+        ArgumentTypeError: `memory` is not a number of bytes, `most` is below 1, or
+            `device` is not a device.
+        PredictionError: the step's sizes are unknown.
 
     Cost: that of building and predicting the step, two to five times where bytes grow
         in proportion to the batch.
@@ -430,7 +429,7 @@ class _BatchSearch:
             self.too_large = batch
 
     def is_settled(self) -> bool:
-        """Tell whether no larger batch fits, by all lines that are known."""
+        """Return whether no larger batch fits, by all lines that are known."""
         fits, points = self.fits, self._points
         if self.too_large - fits <= 1:
             return True

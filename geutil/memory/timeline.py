@@ -62,13 +62,13 @@ class LiveTensor:
 
 @dataclass(frozen=True)
 class Lifetime:
-    """A buffer, and the moments in which it is held.
+    """A buffer, and the moments at which it is held.
 
     Attributes:
         tensor: the buffer.
         op: the op that made it.
-        first: the place of the first moment among those of the timeline.
-        last: the place of the last one.
+        first: the index of its first moment in the timeline.
+        last: the index of its last moment.
     """
 
     tensor: LiveTensor
@@ -84,11 +84,11 @@ class Moment:
     Attributes:
         op: its name.
         bytes: the most bytes held while it runs.
-        phase: "forward", "recompute", "backward" or "update", known by the scopes that
-            TensorFlow and geutil give to gradients; "bookkeeping" of constants, shapes
-            and control, through which no data goes; "" where it is not known.
-        time: about how long it takes: in multiply-adds of a convolution where it is
-            predicted, in seconds where it is measured; 0 where nothing is known.
+        phase: "forward", "recompute", "backward" or "update", recognized by the scopes
+            that TensorFlow and geutil give to gradients; "bookkeeping" for constants,
+            shapes and control, which carry no data; "" if unknown.
+        time: its approximate duration: in multiply-adds of a convolution if predicted,
+            in seconds if measured; 0 if unknown.
     """
 
     op: str
@@ -107,16 +107,15 @@ class Timeline(Shown):
         variable_bytes: the variables, which are held all the time and are not counted
             in `moments`.
         constant_bytes: the constants, likewise.
-        source: where the figures come from, for example "predicted".
-        lifetimes: all buffers that are held at some moment, by the order in which they
-            are made; () where that is not known, as of measured steps.
-        note: a fact to know of the figures, for example that they are the sum over
-            several devices; "" if nothing.
-        resident: the most bytes of memory that are in use at once: of a process, with
-            the bytes that kernels take beside TensorFlow's allocator; of a GPU, the
-            chunks that the allocator hands out. None where that is not known, as of
-            measured steps.
-        extent: of a GPU, the bytes that it must have free for the step and its
+        source: the source of the figures, for example "predicted".
+        lifetimes: all buffers that are held at some moment, in the order of allocation;
+            () if unknown, as for measured steps.
+        note: a remark on the figures, for example that they are the sum over several
+            devices; "" if there is none.
+        resident: the most bytes of memory in use at once: for a process, with the bytes
+            that kernels take outside TensorFlow's allocator; for a GPU, the chunks that
+            the allocator hands out. None if unknown, as for measured steps.
+        extent: for a GPU, the bytes that it must have free for the step and its
             variables, gaps between chunks included; None likewise.
     """
 
@@ -132,17 +131,17 @@ class Timeline(Shown):
 
     @property
     def peak(self) -> int:
-        """The most bytes that are held at once, variables and constants apart."""
+        """The most bytes that are held at once, without variables and constants."""
         return max((moment.bytes for moment in self.moments), default=0)
 
     @property
     def peak_index(self) -> int | None:
-        """The place of the first op at the peak, None without ops."""
+        """The index of the first op at the peak; None without ops."""
         sizes = [moment.bytes for moment in self.moments]
         return sizes.index(self.peak) if sizes else None
 
     def plot(self, path: str | os.PathLike[str]) -> Path:
-        """Draw the memory over the ops, with the largest tensors at the peak.
+        """Plot the memory over the ops, with the largest tensors at the peak.
 
         Args:
             path: the file to write; its suffix (.png, .svg, .pdf) is the format.
@@ -196,7 +195,7 @@ def largest_lines(tensors: Sequence[LiveTensor]) -> list[str]:
 
 @dataclass(frozen=True)
 class Environment:
-    """The surroundings of a measurement.
+    """The environment of a measurement.
 
     Attributes:
         tensorflow: its version.
@@ -229,14 +228,14 @@ class Environment:
 
 @dataclass(frozen=True)
 class DeviceMeasurement:
-    """The memory that one device of a step needed, above that held before.
+    """The memory that a step needed on one device, above that held before.
 
     Attributes:
         device: its full name.
         trace_peak: as in `Measurement`, of tensors that the device made and received.
         allocator_peak: that of the device's process; None where it keeps no statistics,
-            or where several devices are of one process.
-        resident_peak: how far the device's process grew; None likewise.
+            or where several devices belong to one process.
+        resident_peak: the growth of the device's process; None likewise.
         timeline: the memory of the device op by op; None where there are no records.
     """
 
@@ -248,7 +247,7 @@ class DeviceMeasurement:
 
     @property
     def peak(self) -> int | None:
-        """The peak in bytes, from the best source there is; None without any."""
+        """The peak in bytes, from the best available source; None without one."""
         return next((peak for peak, _ in _peaks_of(self) if peak is not None), None)
 
     def __str__(self) -> str:
@@ -274,25 +273,25 @@ class Measurement:
 
     Attributes:
         trace_peak: the peak by the allocation records of a traced step: exact, in
-            the bytes that were asked for. A function is traced as a Session that runs
-            its graph, which may order the ops a little differently. None where there
-            are no records.
+            requested bytes. A function is traced in a Session that runs its graph,
+            which may order the ops a little differently. None where there are no
+            records.
         allocator_peak: the peak by the statistics of TensorFlow's allocator, which
             counts the chunks that it hands out: up to twice the request. On the CPU it
-            counts no buffers smaller than 256 KiB. None where it keeps none: on the CPU
-            with oneDNN off.
-        resident_peak: how far the process grew. Beside the step it holds the memory of
-            Grappler and XLA for compiling it, and chunks that the allocator keeps
-            unused. None where the system does not tell: elsewhere than on Linux.
+            counts no buffers smaller than 256 KiB. None where it keeps no statistics:
+            on the CPU with oneDNN off.
+        resident_peak: the growth of the process. Besides the step, it includes the
+            memory of Grappler and XLA for compiling it, and unused chunks of the
+            allocator. None on systems other than Linux.
         timeline: the memory op by op; None where there are no records.
-        seconds: the time of each step; the first step, which compiles, is not one.
+        seconds: the time of each step, without the first step, which compiles.
         environment: the settings that the figures depend on.
-        partly_compiled: whether XLA compiles calls in the step. The records, and the
-            timeline, lack the buffers of these; the allocator counts it. So the larger
-            of both figures is the peak.
-        devices: the devices of the step by name, each for itself. Of several tasks, the
-            peaks and the timeline above are those of the fullest one; of several
-            devices of one process, those of all together.
+        partly_compiled: whether XLA compiles calls in the step. The records and the
+            timeline lack the buffers of these calls; the allocator counts them. So the
+            larger of both figures is the peak.
+        devices: the devices of the step by name, each by itself. With several tasks,
+            the peaks and the timeline above are those of the fullest one; with several
+            devices in one process, those of all together.
     """
 
     trace_peak: int | None
@@ -305,22 +304,22 @@ class Measurement:
     devices: tuple[DeviceMeasurement, ...] = ()
 
     def peak_of(self, device: str) -> int | None:
-        """Return the peak of a device, by its full name; None if it was not there."""
+        """Return the peak of a device, by its full name; None for an unknown device."""
         return next((row.peak for row in self.devices if row.device == device), None)
 
     @property
     def steps(self) -> int:
-        """How many steps were timed."""
+        """The number of timed steps."""
         return len(self.seconds)
 
     @property
     def peak(self) -> int:
-        """The peak in bytes, from the best source there is."""
+        """The peak in bytes, from the best available source."""
         return self._best[0]
 
     @property
     def source(self) -> str:
-        """Where `peak` comes from."""
+        """The source of `peak`."""
         return self._best[1]
 
     @property
@@ -363,18 +362,18 @@ class TimelineComparison(Shown):
 
     @property
     def ratio(self) -> float:
-        """The peak after, as a part of the peak before."""
+        """The peak after, as a fraction of the peak before."""
         if self.before.peak == 0:
             return 1.0 if self.after.peak == 0 else math.inf
         return self.after.peak / self.before.peak
 
     @property
     def saved(self) -> int:
-        """By how many bytes the peak is lower; negative if it is higher."""
+        """The bytes by which the peak is lower; negative if it is higher."""
         return self.before.peak - self.after.peak
 
     def plot(self, path: str | os.PathLike[str]) -> Path:
-        """Draw both over their progress, with the largest tensors at each peak.
+        """Plot both over their progress, with the largest tensors at each peak.
 
         The path, the errors and the cost are those of `Timeline.plot`.
 
@@ -409,7 +408,7 @@ def compare(
         after: likewise.
 
     Returns:
-        Both, with the ratio of their peaks, as text or picture.
+        Both, with the ratio of their peaks, to print or plot.
 
     Raises:
         ArgumentTypeError: one is neither a timeline nor a measurement.

@@ -71,7 +71,7 @@ _FACTORS = {
 
 
 def is_heavy(tensor: Tensor) -> bool:
-    """Tell whether a tensor is the result of a heavy op, its bias included."""
+    """Return whether a tensor is the result of a heavy op, its bias included."""
     # Kernels add the bias in place, so it is the sum that is kept.
     op = tensor.op
     if op.type in _BIAS:

@@ -193,7 +193,7 @@ def _of_each(
 
 
 def _draws(op: Operation) -> bool:
-    """Tell whether an op draws random numbers from a state of its own."""
+    """Return whether an op draws random numbers from a state of its own."""
     return types.is_stateful(op) and _SEED in op.node_def.attr
 
 

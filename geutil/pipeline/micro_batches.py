@@ -1,4 +1,4 @@
-"""Training steps of micro-batches that go through the stages of a partition."""
+"""Training steps of micro-batches that pass through the stages of a partition."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True, eq=False)
 class PipelinedStep:
-    """A step whose micro-batches go through stages on devices.
+    """A step whose micro-batches pass through stages on several devices.
 
     Attributes:
         loss: the mean, or the sum, of the losses of the micro-batches.
@@ -52,9 +52,9 @@ class PipelinedStep:
             does not depend on it.
         partition: the stages.
         schedule: the schedule, "1f1b" or "gpipe", with the number of micro-batches.
-        recomputed: for each stage, whether its backward passes compute again.
+        recomputed: for each stage, whether its backward passes recompute.
         passes: the ops of the first forward and of the first backward pass of each
-            stage, by stage and whether it is backward.
+            stage, by (stage, whether it is backward).
         notes: the differences from the step of the whole batch, by op, in words.
     """
 
@@ -68,13 +68,13 @@ class PipelinedStep:
 
     @cached_property
     def peaks(self) -> tuple[int, ...]:
-        """The predicted peak of each stage's device in bytes, sums of gradients in it.
+        """The predicted peak of each stage's device in bytes, gradient sums included.
 
-        Variables, constants and feeds come besides. A device runs one op at a time, and
-        received tensors are there as early as they can be.
+        Variables, constants and feeds are not counted. A device runs one op at a time,
+        and receives tensors as early as possible.
 
         Raises:
-            PredictionError: sizes depend on dimensions that are not known.
+            PredictionError: sizes depend on unknown dimensions.
         """
         devices = [stage.device for stage in self.partition.stages]
         ends = [self.loss, self.gradients]
@@ -88,7 +88,7 @@ class PipelinedStep:
 
     @cached_property
     def traffic(self) -> Mapping[tuple[int, int], int]:
-        """The bytes that go from one stage to another in a step, by their numbers.
+        """The bytes sent between stages in a step, by numbers of sender and receiver.
 
         A tensor that several ops of a device read is sent there once.
         """
@@ -107,10 +107,10 @@ class PipelinedStep:
     def pipeline(self) -> Pipeline:
         """The pipeline for `geutil.memory.simulate`.
 
-        Times are in multiply-adds by the planner's cost model, as of a device that does
-        one a second; `dataclasses.replace` gives it the speed, bandwidth and latency of
-        a machine. In a simulation a stage sends to the next one only; tensors that
-        skip a stage count on the links between, once each.
+        Times are in multiply-adds by the planner's cost model, as for a device that
+        does one per second; set the speed, bandwidth and latency of a machine by
+        `dataclasses.replace`. In a simulation a stage sends to the next one only;
+        tensors that skip a stage count once on each link between.
         """
         gradients = [0] * len(self.partition.stages)
         for t in tensors_of(self.gradients):
@@ -137,7 +137,7 @@ class PipelinedStep:
 
     @cached_property
     def run(self) -> PipelineRun:
-        """One step of `pipeline`, simulated; links take no time there."""
+        """The simulation of one step of `pipeline`, in which links take no time."""
         return run_pipeline(self.pipeline)
 
     @cached_property
@@ -210,48 +210,48 @@ def pipelined(
     recompute: bool = True,
     mean: bool = True,
 ) -> PipelinedStep:
-    """Build the gradients of a batch whose micro-batches go through stages on devices.
+    """Build the gradients of a batch whose micro-batches pass through pipeline stages.
 
     The batch is split along its first axis. For each micro-batch the forward pass is
-    copied; variables, and ops that read no data, are shared. A stage keeps of a
-    micro-batch the tensors that it reads of other stages, and computes the rest again
-    in its backward pass. Control edges hold each stage to its order of passes, so that
-    under any executor it keeps at most min(M, stages - s) of M micro-batches with
-    "1f1b", s counted from 0, and M with "gpipe". The last stage of "1f1b" has each
-    backward pass right behind the forward pass, and computes nothing again. Gradients
-    are added up as they come.
+    copied; variables, and ops that read no data, are shared. For each micro-batch, a
+    stage keeps the tensors that it reads from other stages, and recomputes the rest in
+    its backward pass. Control dependencies enforce the order of passes of stage s (from
+    0), so that under any executor it keeps at most min(M, stages - s) of M
+    micro-batches with "1f1b", and M with "gpipe". With "1f1b", the last stage runs each
+    backward pass right after the forward pass, and recomputes nothing. Gradients are
+    accumulated as they arrive.
 
     The gradients are those of the whole batch if the loss is a mean over the examples
     of the batch, or with `mean=False` a sum. That is not checked. Statistics of a batch
-    norm in training are those of each micro-batch. Random ops draw anew for each
-    micro-batch, and their numbers are kept, not drawn again. An op that changes state
-    is refused if it depends on the data, and runs once if not. `notes` of the result
-    says which of these the graph has.
+    norm in training are those of each micro-batch. Random ops draw new numbers for each
+    micro-batch, and these are kept. An op that changes state is refused if it depends
+    on the data, and runs once if not. `notes` of the result lists which of these apply.
 
     Args:
-        loss: a number, made by a partitioned forward pass; in a graph of version 1 or
-            inside `tf.function`.
+        loss: a scalar, computed by a partitioned forward pass; in a graph of version 1
+            or inside `tf.function`.
         xs: a tensor, variable or Keras variable, or a list of them.
-        partition: the stages (`geutil.transform.partition`). It is applied.
+        partition: the stages (`geutil.transform.partition`). It is applied to the
+            graph.
         inputs: the tensors to split. Either tensors of the forward pass that hold the
             whole batch, or pairs (or a mapping, keyed by tensor or `ref()`): a tensor
             of a forward pass built for one micro-batch, and the tensor of the whole
-            batch that it has parts of. All other inputs are shared.
-        micro_batches: how many parts. They divide each batch.
+            batch that it is a part of. All other inputs are shared.
+        micro_batches: the number of parts, which divides the size of each batch.
         schedule: "1f1b" or "gpipe", as in `geutil.memory.Pipeline`.
-        recompute: whether a stage computes its forward tensors again to go backward, or
-            keeps them.
+        recompute: whether a stage recomputes its forward tensors in the backward pass,
+            or keeps them.
         mean: whether the loss and its gradients are means over micro-batches, or sums.
 
     Returns:
-        The loss and the gradients; printed, it says the balance, the traffic, the
-        bubble and the predicted peak of each stage.
+        The loss and the gradients; `str` of it has the balance, the traffic, the bubble
+        and the predicted peak of each stage.
 
     Raises:
-        ArgumentTypeError: an input or the loss is no tensor of a graph.
-        TransformError: the loss is no number, a batch is not divisible, an op cannot be
-            copied for each micro-batch, or the graph is built for one size of batch.
-        PlanError: no such schedule, or no micro-batch.
+        ArgumentTypeError: an input or the loss is not a tensor of a graph.
+        TransformError: the loss is not a number, a batch is not divisible, an op cannot
+            be copied for each micro-batch, or the graph is built for one size of batch.
+        PlanError: an unknown schedule, or no micro-batch.
 
     Cost: that of `tf.gradients` and of two copies of the forward pass, for each
         micro-batch.

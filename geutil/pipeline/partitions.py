@@ -48,8 +48,8 @@ class PartitionStage:
     Attributes:
         device: the device.
         ops: the ops, in topological order.
-        cost: by the balance: bytes, or multiply-adds of a convolution.
-        sent: the tensors that later stages read, of this stage or of earlier ones.
+        cost: the balanced cost: bytes, or multiply-adds of a convolution.
+        sent: the tensors of this or earlier stages that later stages read.
         sent_bytes: their bytes.
     """
 
@@ -67,9 +67,9 @@ class Partition:
     Attributes:
         stages: the stages, first to last.
         balance: the balanced cost, "memory" or "time".
-        bound: no partition into as many stages has a largest stage below it.
-        unplaced: ops that may change state and read the forward pass, but are not
-            behind the tensors, so that they get no device.
+        bound: a lower bound of the largest stage in any partition into as many stages.
+        unplaced: ops that may change state and read the forward pass, but do not
+            contribute to the tensors, and so get no device.
     """
 
     stages: tuple[PartitionStage, ...]
@@ -84,14 +84,14 @@ class Partition:
 
     @property
     def gap(self) -> float:
-        """The share by which the largest stage exceeds the bound."""
+        """The fraction by which the largest stage exceeds the bound."""
         return self.largest / self.bound - 1 if self.bound else 0.0
 
     def apply(self) -> None:
-        """Put the ops on their devices; gradients that are built later follow them.
+        """Assign the ops to their devices; gradients that are built later follow them.
 
         Raises:
-            TransformError: an op has another device already. None is changed then.
+            TransformError: an op has another device already. Nothing is changed then.
             StaleGraphError, FinalizedGraphError: the graph cannot be edited any more.
 
         Cost: linear in the ops.
@@ -146,45 +146,45 @@ def partition(
 ) -> Partition:
     """Cut the forward pass behind some tensors into stages for a pipeline.
 
-    Every tensor goes to the same stage or to a later one. Of all cuts of the ops in
-    their topological order, the largest stage is least, and within the slack the fewest
-    bytes cross. Ops that read neither data nor random numbers (variables, their reads,
+    Every tensor is read in its own stage or a later one. Of all cuts of the topological
+    order of the ops, this minimizes the largest stage and, within the slack, the
+    traffic. Ops that read neither data nor random numbers (variables, their reads,
     constants) are in the stage that reads them first; ops that share a variable, or are
     colocated, are in one stage.
 
     "time" counts the time of each op by the planner's cost model. "memory" counts the
     predicted peak of each stage in a training step of `geutil.gradients.pipelined`:
     variables, their gradients and constants; the kept tensors of the micro-batches in
-    flight; and the memory of its passes of one micro-batch, simulated. The least
-    largest stage is found by estimates of all stretches, and then lowered by
-    simulations of stretches near it.
+    flight; and the memory of its passes of one micro-batch, simulated. The largest
+    stage is minimized by estimates for all stretches, and then lowered by simulations
+    of stretches near it.
 
     Args:
-        ys: the tensors, such as the loss; or a graph, of which those of numbers that
-            depend on data and that nothing reads. The graph is that of one micro-batch.
+        ys: the tensors, such as the loss; or a graph, for its floating-point results
+            that depend on data. The graph is that of one micro-batch.
         devices: one for each stage, first to last.
         balance: "memory" or "time".
-        micro_batches: how many of them a step has.
-        slack: the share by which the largest stage may be larger, to save traffic.
-        schedule: "1f1b" or "gpipe"; it says how many micro-batches are in flight.
-        recompute: whether stages compute their forward tensors again to go backward.
+        micro_batches: the number of micro-batches of a step.
+        slack: the fraction by which the largest stage may grow to save traffic.
+        schedule: "1f1b" or "gpipe"; determines how many micro-batches are in flight.
+        recompute: whether stages recompute their forward tensors in backward passes.
         shapes: shapes for tensors whose static shapes leave dimensions open: a mapping,
-            or pairs; "memory" needs them. Traffic and "time" count each as 32.
+            or pairs; "memory" needs them. Traffic and "time" assume 32 for each.
 
     Returns:
         The partition; nothing is changed until `apply`.
 
     Raises:
-        ArgumentTypeError: `devices` is no list of texts, or `micro_batches` below 1.
-        SelectionError: there is no such balance, `ys` are of several graphs, or all of
-            a graph is read.
-        PlanError: there are more devices than places to cut, no such schedule, or by
-            "memory" no gradient.
+        ArgumentTypeError: `devices` is not a list of texts, or `micro_batches` below 1.
+        SelectionError: an unknown balance, `ys` are of several graphs, or a graph has
+            no such result.
+        PlanError: there are more devices than places to cut, an unknown schedule, or,
+            with "memory", no gradient.
         PredictionError: sizes that "memory" needs depend on open dimensions.
 
-    Cost: by "time" linear in ops and edges, some 100 ms for 5,000 ops. By "memory" that
-        of `tf.gradients`, the square of the places to cut in numpy, and some hundred
-        simulations of the step: a minute for ResNet152, with 6,000 ops.
+    Cost: with "time", linear in ops and edges, about 100 ms for 5,000 ops. With
+        "memory", that of `tf.gradients`, the square of the places to cut in numpy, and
+        about a hundred simulations of the step: a minute for ResNet152, with 6,000 ops.
 
     Example:
         >>> import tensorflow as tf
@@ -240,7 +240,7 @@ def _targets(ys: Any) -> list[Tensor]:
 
 
 def _is_result(tensor: Tensor) -> bool:
-    """Tell whether nothing reads an op, and it makes numbers, not changes them."""
+    """Return whether nothing reads an op, and it makes numbers without changing any."""
     # Of a fused norm some outputs are never read.
     op = tensor.op
     is_read = any(t.consumers() for t in op.outputs)
@@ -249,7 +249,7 @@ def _is_result(tensor: Tensor) -> bool:
 
 
 def _flights(stages: int, micro_batches: int, schedule: Schedule) -> list[int]:
-    """Return how many micro-batches each stage has in flight."""
+    """Return the number of micro-batches that each stage has in flight."""
     pipeline = Pipeline([Stage(1.0, 1.0)] * stages, micro_batches, schedule)
     return [pipeline.flying(s) for s in range(stages)]
 
@@ -310,7 +310,7 @@ class _Line:
         return [list(group) for group in groups.values()]
 
     def _move_forward(self) -> bool:
-        """Move ops without data to their first readers and group; tell if any."""
+        """Move ops without data to first readers and groups; return whether any did."""
         before = sum(self._place.values())
         for op in reversed(self._ops):
             if op in self._fixed:
@@ -487,22 +487,22 @@ class Placement:
 
 
 def place(ops: Any, device: str) -> Placement:
-    """Put ops on a device, and return the tensors that cross.
+    """Assign ops to a device, and return the tensors that cross devices.
 
-    Ops that read a variable from outside stay where that is, since TensorFlow runs them
-    nowhere else.
+    Ops that read a variable from outside stay on its device, since TensorFlow cannot
+    run them elsewhere.
 
     Args:
         ops: ops, or a nested list of them.
         device: the device, such as "/job:worker/task:1" or "/device:CPU:0".
 
     Returns:
-        The ops, and the tensors that cross. The inputs and results of an op without a
-        device count as crossing: TensorFlow is free to put that elsewhere.
+        The ops, and the tensors that cross. Tensors from and to an op without a device
+        count as crossing: TensorFlow may place it anywhere.
 
     Raises:
-        ArgumentTypeError: `device` is no text.
-        SelectionError: there are no ops, or of several graphs.
+        ArgumentTypeError: `device` is not a string.
+        SelectionError: there are no ops, or ops of several graphs.
         TransformError: an op is colocated with one that is not moved; nothing is
             changed.
         StaleGraphError, FinalizedGraphError: the graph cannot be edited any more.

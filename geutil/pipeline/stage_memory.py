@@ -43,7 +43,7 @@ class SequenceCut:
 def cut_sequence(
     crossing: Sequence[float], stages: int, row: Row, *, slack: float = 0.02
 ) -> SequenceCut:
-    """Cut a sequence into stages: the largest is least, and then the traffic."""
+    """Cut a sequence into stages: minimize the largest one, then the traffic."""
     # By dynamic programming over all stretches, whose costs may fall as they grow:
     # stages times the square of the length, in numpy. `crossing` has the bytes that
     # cross each place from 0 to the length, both included; the largest stage may be
@@ -404,7 +404,7 @@ def _inputs(
 
 
 def is_handle(op: Operation) -> bool:
-    """Tell whether an op makes the handle of a variable or another resource."""
+    """Return whether an op makes the handle of a variable or another resource."""
     return any(t.dtype.name == "resource" for t in op.outputs)
 
 

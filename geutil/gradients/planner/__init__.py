@@ -1,4 +1,4 @@
-"""Schedules of any computation under a byte budget: outputs freed and computed again.
+"""Schedules of any computation under a byte budget: outputs freed and recomputed.
 
 Pure: a problem is numbers and edges, no TensorFlow.
 """

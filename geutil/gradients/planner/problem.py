@@ -38,19 +38,19 @@ class Problem:
         edges: pairs of nodes; the second reads the output of the first.
         fixed_order: the order in which nodes run for the first time; None for any
             order.
-        keep: nodes that run once, and whose outputs stay until the end.
+        keep: nodes that run once, and whose outputs stay live until the end.
         no_recompute: nodes that run once, and whose outputs may be freed.
-        outputs: nodes whose outputs are there at the end.
-        workspaces: the bytes that each node holds besides, only while it runs.
+        outputs: nodes whose outputs are live at the end.
+        workspaces: the further bytes that each node holds only while it runs.
 
     Raises:
         PlanError: a number is negative or not finite, an edge or a node does not
-            exist, the edges form a cycle, or `fixed_order` is no order of them.
+            exist, the edges form a cycle, or `fixed_order` is not an order of them.
 
     Cost: linear in nodes and edges.
 
     Example:
-        A chain of three, and its way back:
+        A chain of three, and its backward pass:
 
         >>> edges = [(0, 1), (1, 2), (2, 3), (1, 3), (3, 4), (0, 4)]
         >>> problem = Problem([1, 1, 1, 2, 2], [8, 8, 8, 8, 8], edges, outputs=[4])
@@ -132,7 +132,7 @@ class Problem:
 
     @property
     def first_order(self) -> tuple[int, ...]:
-        """The fixed order; where there is none, the topological one."""
+        """The fixed order, or the topological one if there is none."""
         return self.topological_order if self.fixed_order is None else self.fixed_order
 
     @cached_property
@@ -166,10 +166,10 @@ class Problem:
         return self.sizes[node] + inputs + self.workspaces[node]
 
     def last_uses(self, runs: Sequence[int]) -> list[int]:
-        """Return the place of the last use of each run; behind all if it stays.
+        """Return the index of the last use of each run; after all runs if it stays.
 
         Args:
-            runs: every node once or more, each behind a run of its inputs.
+            runs: every node once or more, each after a run of its inputs.
         """
         latest: dict[int, int] = {}
         last_use = list(range(len(runs)))
@@ -204,8 +204,8 @@ class Problem:
         Args:
             graph: a `networkx.DiGraph`. Its nodes are numbered in its own order.
             time: the attribute of nodes that holds their cost.
-            size: the attribute that holds the bytes of their outputs. Where there is
-                one of the name "workspace", it is read, too.
+            size: the attribute that holds the bytes of their outputs. An attribute
+                "workspace", if there is one, is read, too.
             options: `fixed_order`, `keep`, `no_recompute` and `outputs`, as numbers.
 
         Raises:
@@ -241,7 +241,7 @@ class Problem:
         """Return the problem as JSON in node-link form, and write it to a file.
 
         Args:
-            path: the file; None for none.
+            path: the file; None writes none.
         """
         options = {
             name: list(getattr(self, name))
@@ -272,7 +272,7 @@ class Problem:
             source: a file, or the text itself.
 
         Raises:
-            PlanError: it is not such a document.
+            PlanError: it is not a document of `to_json`.
 
         Example:
             >>> Problem.from_json(Problem([1, 2], [3, 4], [(0, 1)]).to_json()).times
@@ -346,7 +346,7 @@ class Improvement(NamedTuple):
     """A schedule that was the best when it was found.
 
     Attributes:
-        seconds: since solving began.
+        seconds: the time since solving began.
         overhead: its extra time.
         peak: its peak, in bytes.
     """
@@ -363,12 +363,11 @@ class Schedule:
     Attributes:
         problem: the computation.
         runs: the nodes in the order in which they run.
-        budget: the bytes that were given, or extra time where the peak is lowered.
-        lower_bound: no schedule within the budget has less extra time; infinity where
-            no schedule keeps it.
-        status: "optimal": no schedule does better; "feasible": this one keeps the
-            budget; "infeasible": it does not. Then this one has the least peak that
-            was found.
+        budget: the given bytes, or the given extra time if the peak is minimized.
+        lower_bound: a lower bound of the extra time of any schedule within the budget;
+            infinity if no schedule is.
+        status: "optimal": no schedule does better; "feasible": this one is within the
+            budget; "infeasible": it is not, and has the least peak that was found.
         history: the improvements, in order.
 
     Example:
@@ -440,17 +439,17 @@ class Schedule:
 
     @property
     def gap(self) -> float:
-        """The time that may be saved at most, as a share of that of each node once."""
+        """The most time that may still be saved, as a share of `Problem.total_time`."""
         missing = max(self.overhead - self.lower_bound, 0.0)
         return missing / self.problem.total_time if missing else 0.0
 
     def verify(self) -> None:
-        """Go through the steps one by one, as a machine would.
+        """Replay the steps one by one, and check them.
 
         Raises:
             PlanError: a node runs without an input, or again although it may not, an
                 output is missing at the end, a node never runs, the order or the budget
-                is not kept, or a figure differs from that of the steps.
+                is violated, or a figure differs from the replay.
 
         Cost: linear in the steps and their inputs.
         """
@@ -496,7 +495,7 @@ class Schedule:
             )
 
     def plot(self, path: str | os.PathLike[str]) -> Path:
-        """Draw the bytes held during each run, and the budget.
+        """Plot the bytes held during each run, and the budget.
 
         Args:
             path: a file, with suffix .png, .svg or .pdf.

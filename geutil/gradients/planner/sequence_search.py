@@ -527,7 +527,7 @@ def _make_room(search, slot, wanted):  # type: ignore[no-untyped-def]
 
 @_part
 def _has_space(search, wanted):  # type: ignore[no-untyped-def]
-    """Tell whether some more runs have room, in the slots and in the log."""
+    """Return whether some more runs have room, in the slots and in the log."""
     now = search.now[0]
     length = int(1.1 * (now.length + wanted))
     return length < now.span and now.logged + wanted * (now.span + 1) <= len(search.log)
@@ -535,7 +535,7 @@ def _has_space(search, wanted):  # type: ignore[no-untyped-def]
 
 @compiled
 def _has_room(search, wanted):  # type: ignore[no-untyped-def]
-    """Tell whether some more runs have room, and make some if that can be."""
+    """Return whether some more runs have room, and make some if that can be."""
     now = search.now[0]
     length = int(1.1 * (now.length + wanted))
     # Where many had to slide, the empty slots lie elsewhere.
@@ -600,7 +600,7 @@ def _random_run(search):  # type: ignore[no-untyped-def]
 
 @_part
 def _shift(search):  # type: ignore[no-untyped-def]
-    """Move a run between its inputs and its first use; tell whether that was done."""
+    """Move a run between its inputs and its first use; return whether that was done."""
     slots, now = search.slots, search.now[0]
     if not _has_space(search, _ONE):
         return False
@@ -639,7 +639,7 @@ def _shift(search):  # type: ignore[no-untyped-def]
 def _evict_one(  # type: ignore[no-untyped-def]
     search, failed, round_, noise, way, chain, over
 ):
-    """Free an output that waits across the fullest run; tell whether to go on."""
+    """Free an output that waits across the fullest run; return whether to go on."""
     # `failed` has, at the places of `readers` and for nodes that are read at the end,
     # the latest round in which freeing brought nothing. `chain` and `over` are room for
     # runs, and for the bytes and the runs above the budget up to each slot.
@@ -703,7 +703,7 @@ def _evict_one(  # type: ignore[no-untyped-def]
 
 @compiled
 def evict(search, rounds, noise, way):  # type: ignore[no-untyped-def]
-    """Free and compute again the cheapest outputs for their bytes."""
+    """Free and recompute the cheapest outputs for their bytes."""
     # `noise` is how much a choice is left to chance, `way` one of `WAYS`.
     now = search.now[0]
     chain = np.zeros(4 * CHAIN, np.int64)

@@ -55,24 +55,24 @@ def solve(
     iterations: int | None = None,
     progress: Progress | None = None,
 ) -> Schedule:
-    """Return a schedule that keeps a budget in as little extra time as can be found.
+    """Return a schedule within a budget, with the least extra time that is found.
 
-    From orders of low peak, nodes are freed and computed again until the budget is
-    kept, in several ways; then local searches lower the time of the best, until it
-    meets the lower bound or their time is up.
+    From orders of low peak, nodes are freed and recomputed until the budget is met, in
+    several ways; then local searches lower the time of the best, until it meets the
+    lower bound or their time is up.
 
     Args:
         problem: the computation.
         budget: in bytes; with `objective="peak"` the most extra time.
         objective: "time" for the least extra time within a budget, "peak" for the
             least peak within extra time.
-        time_limit: in seconds. The first call of all compiles for some 8 s besides.
-        seed: of the random numbers.
+        time_limit: in seconds. The first call ever compiles for about 8 s besides.
+        seed: the seed of the random numbers.
         reorder: whether nodes may run for the first time in another order than the
-            problem's. A fixed order stays in any case.
-        workers: how many searches run at once; by default one for each core.
-        iterations: how many moves each search makes, in place of as many as the time
-            allows; with it, results do not depend on how fast the machine is. A move
+            problem's. A fixed order always stays.
+        workers: the number of concurrent searches; by default one for each core.
+        iterations: the number of moves of each search, instead of as many as the time
+            allows; with it, results do not depend on the speed of the machine. A move
             that takes several runs out and frees anew counts for ten.
         progress: called with each improvement.
 
@@ -80,7 +80,7 @@ def solve(
         The best schedule. Its `status` says whether it is proven.
 
     Raises:
-        ArgumentTypeError: there is no such objective.
+        ArgumentTypeError: an unknown objective.
         MissingExtraError: numba or OR-Tools is not installed.
 
     Cost: `time_limit`, unless the lower bound is met earlier.
@@ -199,12 +199,12 @@ class _Solver:
         return self._options.time_limit - (monotonic() - self._began)
 
     def _is_done(self) -> bool:
-        """Tell whether nothing worth looking for is left to gain."""
+        """Return whether nothing worth looking for is left to gain."""
         # A program's bound is a little low, and more than that is not to be gained.
         return self._is_within(_PROGRAM_CLOSE if self._bound else _CLOSE)
 
     def _is_within(self, share: float) -> bool:
-        """Tell whether the best is nearly as good as can be."""
+        """Return whether the best is nearly as good as can be."""
         if self._best is None:
             return self._bound == math.inf
         close = share * max(self._problem.total_time, 1.0)
@@ -390,18 +390,18 @@ class CurvePoint(NamedTuple):
 
 @dataclass(frozen=True)
 class Curve:
-    """The price of memory in time.
+    """The trade-off of memory and time.
 
     Attributes:
         problem: the computation.
-        points: from the largest budget to the least.
+        points: the points, from the largest budget to the smallest.
     """
 
     problem: Problem
     points: tuple[CurvePoint, ...]
 
     def plot(self, path: str | os.PathLike[str]) -> Path:
-        """Draw extra time against peaks, with the bound below.
+        """Plot extra time against peaks, with the lower bound of the time.
 
         Args:
             path: a file, with suffix .png, .svg or .pdf.
@@ -434,9 +434,9 @@ def pareto(
 
     Args:
         problem: the computation.
-        points: how many budgets, spread between the least peak without a second run
-            and the least budget; or the budgets themselves.
-        options: of `solve`; `time_limit` is for each budget.
+        points: the number of budgets, spread between the least peak without
+            recomputation and the least budget; or the budgets themselves.
+        options: those of `solve`; `time_limit` is for each budget.
 
     Raises:
         PlanError: there are no points.

@@ -152,7 +152,7 @@ def _sharing(
 
 
 def _is_passed_over(tensor: Tensor) -> bool:
-    """Tell whether a tensor only goes from one sum into the next."""
+    """Return whether a tensor only goes from one sum into the next."""
     # Grappler adds up a chain of sums in one op, in an order of its own, unless another
     # op reads a sum in between. To keep that one would change how the forward pass
     # rounds; and the next sum is no larger.

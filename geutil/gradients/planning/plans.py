@@ -37,34 +37,34 @@ _OTHER_GRAPH = (
 
 @dataclass(frozen=True)
 class Plan:
-    """The ops of a step that run again, and when: found once, used at will.
+    """A reusable plan of a step: the ops that run again, and when.
 
-    Ops are numbered in an order that follows from the graph alone, so that a plan fits
-    the same step traced again, in another process, too.
+    Ops are numbered in an order that depends on the graph alone, so that a plan also
+    fits the same step traced again, or in another process.
 
     Attributes:
         budget: the limit of the peak, in bytes.
         peak: the predicted peak, in bytes, without updates.
-        plain_peak: that of plain gradients.
-        extra_time: the time of ops that run again, as a part of the time of the step
-            with plain gradients. An estimate from op costs.
-        bound: no schedule of the planner within the budget takes less extra time; 0 if
-            nothing is known of that, as of steps with very many ops.
-        types: the types of the ops that run again, each with how many runs these are,
-            the most first.
-        bursts: the ops that run again together, by number.
-        stages: for each backward op that comes after a burst, the number of the last.
-        order: the ops in the order in which they run, each with how often it has run
-            before, or -1 for sending its result away; empty if there is none but that
-            of the graph.
+        plain_peak: the same with plain gradients.
+        extra_time: the time of ops that run again, as a fraction of the time of the
+            step with plain gradients: an estimate from op costs.
+        bound: a lower bound of the extra time of the planner's schedules within the
+            budget; 0 if unknown, as for steps with very many ops.
+        types: the types of the ops that run again, each with its number of runs, the
+            most frequent first.
+        bursts: the groups of ops that run again together, as op numbers.
+        stages: for each backward op after a burst, the number of the last such burst.
+        order: the ops in the order of execution, each with the number of its earlier
+            runs, or -1 for sending its result away; empty if only the graph orders
+            them.
         away: the ops whose results wait on another device instead of running again.
         offload_device: that device.
-        encoded: the tensors that are encoded, numbered among those that can be.
-        loops: for each loop the values that its backward pass computes again: none (0),
+        encoded: the encoded tensors, as numbers among those that can be encoded.
+        loops: for each loop, the values that its backward pass recomputes: none (0),
             those without a product or convolution (1), or all that can be (2).
-        ops: how many ops the step has.
-        fingerprint: of the graph of the step; "" of a plan for any batch size, which
-            fits each step of as many ops.
+        ops: the number of ops of the step.
+        fingerprint: a digest of the step's graph; "" in a plan for any batch size,
+            which fits every step with as many ops.
 
     Example:
         >>> import tensorflow as tf
@@ -113,11 +113,11 @@ class Plan:
 
     @property
     def looping(self) -> int:
-        """How many loops compute values again."""
+        """The number of loops that recompute values."""
         return sum(map(bool, self.loops))
 
     def fits(self, step: PlainStep) -> bool:
-        """Tell whether a step is the one that the plan was made for.
+        """Return whether the plan was made for this step.
 
         Cost: linear in the ops of the step and their edges.
         """
@@ -125,7 +125,7 @@ class Plan:
         return len(ops) == self.ops and self.fingerprint in ("", fingerprint(step, ops))
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the plan to a file of JSON, and return its path."""
+        """Write the plan to a JSON file, and return its path."""
         document = {"format": _FORMAT, **asdict(self)}
         text = json.dumps(document, separators=(",", ":"))
         Path(path).write_text(f"{text}\n", encoding="utf-8")
@@ -172,12 +172,12 @@ def _check(plan: Plan) -> None:
 
 @dataclass(frozen=True)
 class PlanCurve:
-    """The price of memory in time: plans of one step for several budgets.
+    """The trade-off of memory and time: plans of one step for several budgets.
 
     Attributes:
         plain_peak: the peak of plain gradients, in bytes.
-        ordered_peak: their peak in a planned order, which costs no time.
-        plans: from the largest budget to the least that could be met.
+        ordered_peak: the same in a planned order, which costs no time.
+        plans: the plans, from the largest budget to the smallest that could be met.
         unmet: the budgets, in bytes, for which no plan was found.
 
     Example:
@@ -209,7 +209,7 @@ class PlanCurve:
         return "\n".join(lines)
 
     def plot(self, path: str | os.PathLike[str]) -> Path:
-        """Draw extra time against peaks, with the bound below.
+        """Plot extra time against peaks, with the lower bound of the time.
 
         Args:
             path: a file, with suffix .png, .svg or .pdf.

@@ -1,11 +1,11 @@
 """A training step as a problem of the planner, and its schedules as recomputations.
 
 Forward and backward ops are the nodes, views part of their sources; forward ops may run
-again, as often as pays. Ops that a schedule runs again between one backward op and the
-next are a segment. A result that travels to another device and back is one that "runs
-again" in the time of the way back, and reads nothing then. To the planner its op is two
-nodes: one that computes it, holds it while it does, and leaves nothing behind; and one
-that is there right after and may run again.
+again, as often as it saves. Ops that a schedule runs again between one backward op and
+the next are a segment. A result that is sent to another device and back counts as one
+that "runs again" in the time of the way back, and then reads nothing. To the planner
+its op is two nodes: one that computes it, holds it meanwhile, and leaves nothing
+behind; and one that is there right after and may run again.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ class StepProblem:
     def _needs_copy(
         self, op: Operation, node: int, copies: Mapping[Operation, int], *, late: bool
     ) -> bool:
-        """Tell whether a copy takes the place of the first run of an op."""
+        """Return whether a copy takes the place of the first run of an op."""
         # Helpers that gradient functions make of forward tensors alone run in the
         # forward pass, and read these. Where a schedule has one later, in the backward
         # pass (`late`), it waits itself if it can; many products and sums cannot.
@@ -290,7 +290,7 @@ class _Groups:
     def _loses_nothing(
         self, group: Sequence[int], first: int, reader: int, small: int
     ) -> bool:
-        """Tell whether a group may as well wait for its only reader."""
+        """Return whether a group may as well wait for its only reader."""
         # It may if all that it reads and makes is small, or if the reader takes over
         # its buffer and either waits for nothing large besides, or the group's inputs
         # are no larger than its results: then these inputs are held in the meantime.
@@ -360,7 +360,7 @@ def _name(kind: tuple[str, int]) -> str:
 
 
 def _measured_bandwidth(source: str, destination: str) -> float:
-    """Return the bytes in a second that go from one device to the other and back."""
+    """Return the measured bytes per second between two devices, each way."""
 
     def measure() -> float:
         numbers = np.zeros(1 << 24, np.float32)

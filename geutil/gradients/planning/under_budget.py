@@ -1,9 +1,9 @@
 """The least recomputation whose predicted peak is within a budget.
 
-The planner schedules the step, and may run forward ops again as often as pays. A
-simulation of the whole step decides the worth of a schedule: kernels hold more than
-their results, and take over buffers. So the planner is asked for several budgets, until
-the simulated peak is just within the given one.
+The planner schedules the step, and may run forward ops again as often as it saves. A
+simulation of the whole step evaluates a schedule, since kernels hold more than their
+results, and reuse buffers. So the planner is run for several budgets, until the
+simulated peak is just within the given one.
 """
 
 from __future__ import annotations
@@ -56,29 +56,29 @@ _CLOSE = 0.01
 
 @dataclass(frozen=True)
 class Budget:
-    """How much a step may hold at its peak, or how much longer it may take.
+    """The limit of a step's peak memory, or of its extra time.
 
     Attributes:
-        limit: bytes; a text such as "1.5GB", "800 MiB" or "50%"; or a part of the peak
-            of plain gradients, above 0 and up to 1. The choice of the least time within
-            it is looked for.
-        seed: of the planner's random numbers.
-        measured: whether each kind of op is run to see how long it takes, on this
-            machine and in some seconds. Otherwise times are estimated from shapes.
+        limit: bytes; a text such as "1.5GB", "800 MiB" or "50%"; or a fraction of the
+            peak of plain gradients, above 0 and up to 1. The planner minimizes the
+            extra time within this limit.
+        seed: the seed of the planner's random numbers.
+        measured: whether to time each kind of op on this machine (some seconds);
+            otherwise times are estimated from shapes.
         offload: whether results may also wait in the memory of another device, where
-            that takes less time than to compute them again. Ops are measured then, and
-            transfers counted as if nothing ran meanwhile: they may take less. The peak
-            is that of the step's own device.
-        bandwidth: bytes in a second that go there, or back; None has it measured.
+            that takes less time than recomputing them. Ops are then timed, and
+            transfers are counted as if no op ran meanwhile, so they may take less. The
+            peak is that of the step's own device.
+        bandwidth: transfer rate in bytes per second, each way; None measures it.
         offload_device: that device.
-        extra_time: in the place of a limit, the time of ops that run again, as a part
-            of the time of the step with plain gradients, or as a text such as "20%".
-            The choice of the least peak within it is looked for. One more forward pass
-            is about 0.3.
+        extra_time: instead of a limit, the time of ops that run again, as a fraction of
+            the time of the step with plain gradients, or as a text such as "20%". The
+            planner minimizes the peak within this time. One more forward pass is about
+            0.3.
 
     Raises:
         ArgumentTypeError: the limit is none of these, the bandwidth or the extra time
-            is no positive number, or there are a limit and extra time, or neither.
+            is not positive, or not exactly one of limit and extra time is given.
 
     Example:
         >>> Budget("1.5GB").bytes(10**10), Budget(0.5).bytes(400), Budget(64).bytes(1)
@@ -127,7 +127,7 @@ class Budget:
         return f"budget of {size_text(self.bytes(0))}"
 
     def bytes(self, plain_peak: int) -> int:
-        """Return the budget in bytes; the peak of plain gradients for one of time.
+        """Return the budget in bytes; for one of time, the peak of plain gradients.
 
         Args:
             plain_peak: the peak of plain gradients.
@@ -140,7 +140,7 @@ class Budget:
 
     @property
     def extra_share(self) -> float | None:
-        """The extra time as a part of that of the step; None if there is a limit."""
+        """The extra time as a fraction of the step's time; None if there is a limit."""
         share = _share_of(self.extra_time)
         return share if share is not None and 0 < share < math.inf else None
 
@@ -365,7 +365,7 @@ class BudgetSearch:
         return int((_MOST - self._spare) * limit)
 
     def _leaves_more(self, trial: Trial) -> bool:
-        """Tell whether updates leave old values, of which no schedule knows."""
+        """Return whether updates leave old values, of which no schedule knows."""
         # Of larger problems, only needed budgets are tried.
         is_small = len(self.problem.problem) <= 2500
         return is_small and trial.peak > (1 + _CLOSE) * trial.scheduled_peak

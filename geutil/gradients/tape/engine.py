@@ -1,9 +1,9 @@
 """Reverse mode over a tape, and backward graphs that it builds.
 
-Entries that the targets depend on are gone through backwards, each once all gradients
-of its outputs are there. A gradient is dropped as soon as the entry that needs it has
-run, and so is the entry. Where many gradients of one tensor wait, they are added up
-before all have come, so that no more than a few are held at once.
+Entries that the targets depend on are visited backwards, each once all gradients of its
+outputs are known. A gradient is dropped as soon as the entry that needs it has run, and
+so is the entry. Where many gradients of one tensor wait, they are summed before all
+have arrived, so that only a few are held at once.
 """
 
 from __future__ import annotations
@@ -268,9 +268,9 @@ def imperative_grad(
     min_aggregate_count: int = MIN_AGGREGATE_COUNT,
     min_aggregate_bytes: int = MIN_AGGREGATE_BYTES,
 ) -> list[Any]:
-    """Return the gradients of targets by sources, from a tape.
+    """Return the gradients of targets with respect to sources, from a tape.
 
-    How the sources were made does not count: a source stops the walk, as in
+    The origin of the sources does not matter: a source stops the walk, as in
     `tf.gradients` with the sources as `stop_gradients`. A target that another target
     depends on gets its own gradient, and that of the other.
 
@@ -281,22 +281,22 @@ def imperative_grad(
         sources: the tensors to differentiate by.
         output_gradients: the gradient of each target, of its shape; None, there or in
             the list, means ones.
-        min_aggregate_count: how many gradients of a tensor have to wait before they are
-            added up ahead of time, at least 2.
-        min_aggregate_bytes: how much they have to hold together: more than this.
+        min_aggregate_count: the fewest waiting gradients of a tensor that are summed
+            ahead of time, at least 2.
+        min_aggregate_bytes: the bytes that they must exceed together.
 
     Returns:
         A gradient for each source; None if no target depends on it, or it is not on the
         tape.
 
     Raises:
-        TapeError: there is no gradient for each target, or one of another shape; or a
-            backward function returns a number of gradients other than that of inputs.
+        TapeError: a target has no gradient, or one of another shape; or a backward
+            function does not return a gradient for each input.
 
     Cost: linear in the entries that the targets depend on and in their inputs, and the
     backward functions.
 
-    Source: the tape of TensorFlow's eager mode as its first releases had it in Python.
+    Source: the Python tape of the first releases of TensorFlow's eager mode.
 
     Example:
         >>> import numpy as np
@@ -412,11 +412,11 @@ _KNOWN = frozenset(
 
 @dataclass(frozen=True)
 class TapeEngine:
-    """How a tape adds up gradients ahead of time; see `imperative_grad`.
+    """The rule by which a tape sums gradients ahead of time; see `imperative_grad`.
 
     Attributes:
-        min_aggregate_count: how many gradients of a tensor have to wait for that.
-        min_aggregate_bytes: how many bytes they have to hold together: more than this.
+        min_aggregate_count: the fewest waiting gradients of a tensor that are summed.
+        min_aggregate_bytes: the bytes that they must exceed together.
 
     Raises:
         TapeError: `min_aggregate_count` is less than 2.

@@ -202,9 +202,8 @@ class TapeEntry(NamedTuple):
     Attributes:
         op_type: the kind of operation.
         output_ids: the ids of the tensors that it made.
-        output_shape_and_dtype: for each of them its shape and dtype, from which zeros
-            are made where no gradient arrives; None where the backward function wants
-            None instead.
+        output_shape_and_dtype: the shape and dtype of each of them, for zeros where no
+            gradient arrives; None where the backward function expects None instead.
         input_ids: the ids of the tensors that it read.
         backward_function: takes the gradient of each output, and returns the gradient
             of each input, or None for those that it does not depend on.
@@ -220,9 +219,9 @@ class TapeEntry(NamedTuple):
 class Tape:
     """Operations in the order in which they were run.
 
-    A tape holds ids of tensors, and no tensor: an intermediate lives as long as the
-    backward function that needs it, and who records must not hold on to more. A tape is
-    used once: `imperative_grad` takes the entries out as it goes through them.
+    A tape holds ids of tensors, not the tensors: an intermediate lives as long as the
+    backward function that needs it, and the recording code must not hold more. A tape
+    is used once: `imperative_grad` removes the entries as it visits them.
 
     Example:
         >>> import numpy as np
@@ -255,7 +254,7 @@ class Tape:
         return len(self._op_to_entry)
 
     def __contains__(self, tensor: Any) -> bool:
-        """Tell whether an operation on the tape made a tensor."""
+        """Return whether an operation on the tape made a tensor."""
         return number_of(tensor) in self._tensor_to_op
 
     def record(
@@ -265,7 +264,7 @@ class Tape:
         inputs: Sequence[Any],
         backward_function: Backward,
     ) -> None:
-        """Note an operation.
+        """Record an operation.
 
         Args:
             op_type: its kind, for messages and for the gradients that it accepts.
@@ -284,11 +283,11 @@ class Tape:
         self._add(TapeEntry(op_type, made, kinds, read, backward_function))
 
     def export(self) -> tuple[dict[int, int], dict[int, TapeEntry]]:
-        """Hand over the entries; the tape is empty afterwards.
+        """Return the entries; the tape is empty afterwards.
 
         Returns:
-            `(tensor_to_op, op_to_entry)`: for the id of each tensor that an operation
-            made the number of that operation, and for each number the entry.
+            `(tensor_to_op, op_to_entry)`: the operation's number by the id of each
+            tensor that it made, and the entry by that number.
         """
         exported = self._tensor_to_op, self._op_to_entry
         self._tensor_to_op, self._op_to_entry = {}, {}
@@ -309,12 +308,12 @@ class Tape:
 
         Args:
             ys: the tensors that will be differentiated.
-            xs: tensors and variables to differentiate by.
-            wrap: is given each backward function, and returns the one to record.
+            xs: the tensors and variables to differentiate with respect to.
+            wrap: maps each backward function to the one to record.
 
         Raises:
             TapeError: an op between them is in a loop or conditional of version 1,
-                whose gradients need facts that `tf.gradients` alone knows.
+                whose gradients need facts that only `tf.gradients` knows.
 
         Cost: linear in the ops behind `ys` and their edges.
 
@@ -354,11 +353,11 @@ class Tape:
 
 
 class VSpace(NamedTuple):
-    """A space of gradients: they can be added, and there is zero.
+    """A vector space of gradients, with addition and zeros.
 
     Attributes:
         aggregate_fn: returns the sum of a list of gradients, at least one.
-        num_elements_fn: returns how many elements a gradient holds.
+        num_elements_fn: returns the number of elements of a gradient.
         tensor_id: returns the number of a tensor on the tape.
         zeros: returns zeros of a shape and dtype.
         ones_like: returns ones of the shape and dtype of a tensor.
@@ -400,7 +399,7 @@ def numpy_vspace() -> VSpace:
 def tensorflow_vspace() -> VSpace:
     """Return the space of TensorFlow's tensors.
 
-    Slices stay slices as long as all that is added is slices.
+    A sum of nothing but slices stays slices.
 
     Example:
         >>> import tensorflow as tf

@@ -147,12 +147,12 @@ def reuses(op: Operation) -> Pairs:
 
 
 def passes_on(op_type: str) -> bool:
-    """Tell whether an op of a type yields its first input itself, whatever it is."""
+    """Return whether an op of a type yields its first input itself, whatever it is."""
     return op_type in FORWARDING
 
 
 def is_held(op: Operation) -> bool:
-    """Tell whether the outputs of an op are held anyway."""
+    """Return whether the outputs of an op are held anyway."""
     # TensorFlow makes a constant of a `Fill` of constants (2.21: of any size with
     # Grappler, of up to 10 MiB without).
     if op.type != "Fill":
@@ -163,7 +163,7 @@ def is_held(op: Operation) -> bool:
 
 
 def updates_variable(op_type: str) -> bool:
-    """Tell whether an op of a type changes the variable of its first input in place."""
+    """Return whether ops of a type change their first input's variable in place."""
     # While somebody still holds the value that was read, it does so in a new buffer.
     return op_type in _UPDATES or op_type.startswith("ResourceApply")
 
@@ -196,7 +196,7 @@ def _rows(op: Operation) -> Pairs:
 
 
 def _rows_are_aligned(op: Operation, whole: Sequence[int | None]) -> bool:
-    """Tell whether rows lie where Eigen wants memory; kernels copy others."""
+    """Return whether rows lie where Eigen wants memory; kernels copy others."""
     # Kernels look at the bytes of one row, and in a vector at where a slice begins and
     # ends. A slice of every other row, or of rows backwards, is copied.
     size = op.outputs[0].dtype.size
@@ -237,14 +237,14 @@ def temporary_bytes(
 
 
 def runs_in_onednn(op: Operation, onednn: bool | None = None) -> bool:
-    """Tell whether a convolution, a pool or its gradient is one of oneDNN's kernels."""
+    """Return whether a convolution, a pool or its gradient runs in a oneDNN kernel."""
     # These take no explicit padding in gradients. Processors of which they take float16
     # are rare, so float16 counts as none of theirs.
     return _takes_type(op, onednn) and op.get_attr("padding") != b"EXPLICIT"
 
 
 def _takes_type(op: Operation, onednn: bool | None) -> bool:
-    """Tell whether oneDNN is used and has kernels of an op's type of numbers."""
+    """Return whether oneDNN is used and has kernels of an op's type of numbers."""
     onednn = uses_onednn() if onednn is None else onednn
     dtype = op.outputs[0].dtype
     return onednn and (
@@ -254,7 +254,7 @@ def _takes_type(op: Operation, onednn: bool | None) -> bool:
 
 @cache
 def _takes_bfloat16() -> bool:
-    """Tell whether oneDNN has kernels of bfloat16 for this processor."""
+    """Return whether oneDNN has kernels of bfloat16 for this processor."""
     # TensorFlow asks for AVX-512, or AVX-NE-CONVERT; both are assumed where the system
     # does not tell.
     try:
@@ -277,7 +277,7 @@ def threads_of_ops() -> int:
 
 
 def bytes_at(tensor: Tensor, dims: DimsOf) -> int:
-    """Return the bytes of a tensor, 0 if they are not known."""
+    """Return the bytes of a tensor, 0 if they are unknown."""
     return bytes_of_shape(tensor.dtype, dims(tensor)) or 0
 
 
@@ -321,13 +321,13 @@ class _Columns(NamedTuple):
         return (self.cached - min(self.cached, self.images or self.cached)) * self.bytes
 
     def are_single(self, threads: int) -> bool:
-        """Tell whether one image is work enough for all threads, or there is one."""
+        """Return whether one image is work enough for all threads, or there is one."""
         share = self.work // threads
         return self.images == 1 or share >= _CORE_CACHE // self.each
 
 
 def _columns_of(op: Operation, dims: DimsOf) -> _Columns | None:
-    """Return the matrices of a gradient; None if they are not known."""
+    """Return the matrices of a gradient; None if they are unknown."""
     filters = op.outputs[0] if op.type.endswith("Filter") else op.inputs[1]
     kernel, image = dims(filters), dims(op.inputs[2])
     if not kernel or not image or None in (*image[1:], *kernel):
@@ -466,7 +466,7 @@ def _caches_here() -> _Caches:
 def packed_bytes(
     op: Operation, onednn: bool | None = None, dims: DimsOf = dims_of
 ) -> int:
-    """Return the bytes that an op's kernel takes beside TensorFlow's allocator."""
+    """Return the bytes that an op's kernel takes outside TensorFlow's allocator."""
     # Blocks and copies that it takes from malloc, less the part of its
     # `temporary_bytes` that it never writes to: no page of memory is there for that. So
     # it may be negative.
@@ -534,7 +534,7 @@ def _product_bytes(product: _Product, threads: int, caches: _Caches) -> int:
 
 
 def _read_in_place(whole: bool, times: int, size: int) -> bool:
-    """Tell whether an operand without gaps is read where it lies, not packed."""
+    """Return whether an operand without gaps is read where it lies, not packed."""
     return whole or times == 1 or (times == 2 and size < 256 << 10)
 
 
@@ -545,7 +545,7 @@ def _tasks_enough(threads: int) -> float:
 
 
 def _shards_columns(m: int, n: int, threads: int) -> bool:
-    """Tell whether threads share the columns of the right operand."""
+    """Return whether threads share the columns of the right operand."""
     nr = _COLUMNS
     of_each = n // threads
     few = of_each < nr
@@ -557,7 +557,7 @@ def _shards_columns(m: int, n: int, threads: int) -> bool:
 
 
 def _shards_terms(product: _Product, threads: int, caches: _Caches) -> bool:
-    """Tell whether each thread sums up a part of the terms."""
+    """Return whether each thread sums up a part of the terms."""
     m, n, k, each, _ = product
     size, nr, terms = m * n, _COLUMNS, k // threads
     if size * each > caches.third // threads or terms < 2 * nr:

@@ -35,7 +35,7 @@ _IMAGES = {
 
 
 def is_in_host_memory(tensor: Tensor) -> bool:
-    """Tell whether a tensor of a step on a GPU never is in the GPU's memory."""
+    """Return whether a tensor of a step on a GPU never is in the GPU's memory."""
     # One that the host makes is sent to the GPU as soon as it is made if an op there
     # reads it. Cost: some 10 us, and as much for each reader of a tensor that the host
     # makes.

@@ -125,7 +125,7 @@ class _NodeEdges:
         self._fetched = frozenset(program.fetched)
 
     def only_reader(self, tensor: int) -> bool:
-        """Tell whether a tensor has one reader, and nobody asks for it."""
+        """Return whether a tensor has one reader, and nobody asks for it."""
         return len(self.after[self.maker[tensor]]) == 1 and tensor not in self._fetched
 
     def merge(self, parts: tuple[int, int], node: Node) -> None:

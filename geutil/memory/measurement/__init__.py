@@ -95,56 +95,56 @@ def measure(
     """Measure the memory and time of a step, in a fresh process.
 
     On a machine with a GPU the memory of the first one is measured, else the host's.
-    The process runs one step, which compiles, then those that are timed, then (a graph
+    The process runs one step, which compiles, then the timed ones, then (for a graph,
     or a function that XLA does not compile) a traced one in a Session for the timeline.
 
     A graph whose ops are on tasks of a cluster ("/job:worker/task:1") runs on servers
     that are started for it, one process for each task that it names, on free ports of
     this machine, on the CPU; the first task is the Session's target, parameter servers
-    come last. `Measurement.devices` has the peak of each. All processes are ended.
+    come last. `Measurement.devices` has the peak of each. All processes are stopped.
 
     Args:
         what: one of
             - `(graph, fetches, feeds)`: a `tf.Graph` or FuncGraph, run by a Session;
-              tensors, ops or their names, nested at will; values by tensor or name, or
-              (tensor, value) pairs. An op that is fetched is run and its outputs are
-              not held. The captures of a FuncGraph come along with their values.
+              tensors, ops or their names, arbitrarily nested; values by tensor or name,
+              or (tensor, value) pairs. A fetched op runs, and its outputs are not held.
+              The captures of a FuncGraph keep their values.
             - a `tf.function` or ConcreteFunction, called with `args` and `kwargs`.
             - any other callable that a process can import by its module and name.
-              Objects that its first call makes and keeps (a model, say) are no part of
-              the allocator's peak, but are one of the resident set's.
-        args: arguments by position, for a function or callable.
-        kwargs: arguments by keyword, likewise.
+              Objects that its first call makes and keeps (such as a model) count in the
+              resident set's peak, not in the allocator's.
+        args: positional arguments, for a function or callable.
+        kwargs: keyword arguments, likewise.
         steps: how many steps are timed, at least 1.
-        session: holds the values of a graph's variables. Without it they start with
+        session: a Session with the values of a graph's variables. Without it they have
             their initial values, or with zeros if the graph has no variable object in
             its collections for them.
-        inter_op_threads: how many ops run at once; None is TensorFlow's default. With 1
-            the order of the ops, and with it the peak, is the same in each run of this
-            process, but not in another one: where several ops become ready together the
-            order of their edges in memory decides. `worst_case` bounds the peak of any
-            order; the steps of `geutil.gradients` are held to one order.
+        inter_op_threads: how many ops run at once; None is TensorFlow's default. With
+            1, the order of the ops, and so the peak, is the same in each run of this
+            process, but not in another one: if several become ready together, the
+            addresses of their edges decide. `worst_case` bounds the peak of any order;
+            steps of `geutil.gradients` have an enforced order.
         intra_op_threads: how many threads share one op; None is TensorFlow's default.
         grappler: whether Grappler optimizes the graph.
         onednn: whether oneDNN is used; None is TensorFlow's default.
         jit_compile: whether XLA compiles the step. A function that was made with
             `jit_compile=True` is compiled anyway.
-        timeout: how many seconds the process may take; None is without end.
+        timeout: how many seconds the process may take; None: no limit.
 
     Returns:
-        The peak in bytes, where it comes from, and the time of each step.
+        The peak in bytes, its source, and the time of each step.
 
     Raises:
-        ArgumentTypeError: `what`, a fetch or a feed is of no type that is taken, or
+        ArgumentTypeError: `what`, a fetch or a feed is of an unsupported type, or
             belongs to another graph.
         MeasurementError: `steps` is less than 1; the step cannot be run in another
-            process (a placeholder without a value, a resource that is no variable,
+            process (a placeholder without a value, a resource that is not a variable,
             Python code in the graph, a callable that cannot be imported); a function,
             or a step that XLA compiles, has ops on tasks of a cluster; or the process
-            failed, died or took too long. Its last words are in the message.
+            failed, died or took too long. The message has its last output.
 
-    Cost: a start of TensorFlow (some 5 s), the serialization of the graph and of the
-    values, and `steps + 2` steps; a start of TensorFlow more for each task.
+    Cost: a start of TensorFlow (about 5 s), the serialization of the graph and of the
+    values, and `steps + 2` steps; one more start of TensorFlow for each task.
 
     Example:
         >>> import numpy as np

@@ -341,7 +341,7 @@ def environment_of(options: MeasureOptions, device: str) -> Environment:
 
 
 def has_compiled_calls(job: GraphJob) -> bool:
-    """Tell whether XLA compiles functions that a graph calls."""
+    """Return whether XLA compiles functions that a graph calls."""
     graph_def = tf.compat.v1.GraphDef.FromString(job.graph_def)
     marked = (*all_nodes(graph_def), *graph_def.library.function)
     return any(COMPILED in m.attr and m.attr[COMPILED].b for m in marked)

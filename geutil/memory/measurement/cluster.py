@@ -63,7 +63,7 @@ class Worker:
         self._answers = cast(TextIO, self._process.stdout)
 
     def is_ready(self) -> bool:
-        """Wait for its server; tell whether it started."""
+        """Wait for its server; return whether it started."""
         return self._heard() is not None
 
     def ask(self, request: str) -> list[int | None]:
