@@ -97,11 +97,11 @@ class Inspection(Shown):
         version: the version of TensorFlow (of Keras, for a .keras file) that wrote it;
             "" if the file does not say.
         signatures: inputs and outputs by the name of the signature.
-        aliases: names of signatures that are the same as another, and that one's name:
+        aliases: the names of duplicate signatures, mapped to the one that they equal:
             Keras exports one as "serve" and as "serving_default".
-        ops: how many ops of each type the main graph has, the most frequent first.
+        ops: the number of ops of each type in the main graph, most frequent first.
         function_ops: the same for all functions together.
-        functions: the functions of the library, in its order.
+        functions: the functions of the library, in order.
         variables: the variables.
         assets: the names of asset files.
         layers: the layers of a Keras model.
