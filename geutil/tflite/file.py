@@ -51,7 +51,7 @@ class LiteFile(Contents):
 
     @property
     def runtime(self) -> str:
-        """The oldest runtime that has all its kernels; "" if the file does not say."""
+        """The oldest runtime that has all its kernels; "" if the file has no record."""
         entry = self.metadata.get("min_runtime_version")
         if entry is None or entry.data is None:
             return ""

@@ -167,16 +167,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Rounded:
-    """A layer whose weights were rounded by its results on data.
+    """A layer whose weights were rounded to preserve its results on data.
 
     Attributes:
         op: the layer, by the name of its op.
         op_type: its type.
-        before: the mean square of the error of quantization in the layer's results, by
-            its weights on the nearest levels and by its inputs, as a share of their
+        before: the mean squared quantization error of the layer's results, due to its
+            inputs and to weights on the nearest levels, as a fraction of their
             variance.
-        after: the same, now.
-        moved: the share of weights that are not on their nearest level.
+        after: the same after rounding.
+        moved: the fraction of weights that are not on their nearest level.
         bias: whether its bias was corrected.
     """
 
