@@ -15,11 +15,11 @@ OpPredicate = Callable[[Operation], Any]
 
 
 def op_type(op_types: str | Iterable[str], op: Operation | None = None) -> Any:
-    """Tell whether an op is of one of some types.
+    """Return whether an op has one of several types.
 
     Args:
-        op_types: a type or several; the whole type must be equal.
-        op: the op; without it, a predicate on ops is returned.
+        op_types: one or more types, compared for equality.
+        op: the op; if None, a predicate on ops is returned.
 
     Raises:
         ArgumentTypeError: `op` is neither None nor an op.
@@ -45,10 +45,10 @@ class OpMatcher:
     """A predicate on an op, its producers, its consumers and its control inputs.
 
     Args:
-        positive_filter: the condition on the op: a string: a regex that must match all
-            of its name, or all that follows the last slash of its name ("Add" matches
-            neither "AddN" nor "Add_1"); a compiled regex: found in its name by
-            `search`; an op: that very op; a predicate on ops; True: any op.
+        positive_filter: the condition on the op: a string is a regex that must match
+            its whole name, or the part after the last slash ("Add" matches neither
+            "AddN" nor "Add_1"); a compiled regex is searched in its name; an op matches
+            itself; a predicate on ops is called; True matches any op.
 
     Raises:
         SelectionError: `positive_filter` is none of these.
@@ -86,33 +86,33 @@ class OpMatcher:
         )
 
     def input_ops(self, *args: Any) -> OpMatcher:
-        """Ask for these producers, one for each input; None means any.
+        """Require these producers, one for each input; None means any.
 
         Raises:
-            SelectionError: the producers were asked for already.
+            SelectionError: the producers are already set.
         """
         _check_unset(self.input_op_matches, "input_ops")
         self.input_op_matches = _matchers(args)
         return self
 
     def control_input_ops(self, *args: Any) -> OpMatcher:
-        """Ask for these control inputs, in graph order; None means any.
+        """Require these control inputs, in graph order; None means any.
 
         Raises:
-            SelectionError: the control inputs were asked for already.
+            SelectionError: the control inputs are already set.
         """
         _check_unset(self.control_input_op_matches, "control_input_ops")
         self.control_input_op_matches = _matchers(args)
         return self
 
     def output_ops(self, *args: Any) -> OpMatcher:
-        """Ask for these consumers: for each output one matcher, a list, or None.
+        """Require these consumers: for each output one matcher, a list, or None.
 
         A list matches the consumers of the output in graph order; None means any number
         of any consumers.
 
         Raises:
-            SelectionError: the consumers were asked for already.
+            SelectionError: the consumers are already set.
         """
         _check_unset(self.output_op_matches, "output_ops")
         self.output_op_matches = [

@@ -62,7 +62,7 @@ def filter_ts_from_regex(ops: Any, regex: str | re.Pattern[str]) -> list[Tensor]
 
     Raises:
         ArgumentTypeError: `ops` is not made of ops.
-        SelectionError: `regex` is none.
+        SelectionError: `regex` is not a regular expression.
 
     Cost: linear in the ops and their inputs and outputs.
 
@@ -113,7 +113,7 @@ def filter_ops_from_regex(ops: Any, regex: str | re.Pattern[str]) -> list[Operat
 
     Raises:
         ArgumentTypeError: `ops` is not made of ops.
-        SelectionError: `regex` is none.
+        SelectionError: `regex` is not a regular expression.
 
     Cost: linear in the ops.
 
@@ -132,8 +132,8 @@ def filter_ops_from_regex(ops: Any, regex: str | re.Pattern[str]) -> list[Operat
 def get_name_scope_ops(ops: Any, scope: str) -> list[Operation]:
     """Return the ops of a name scope, in the order given.
 
-    An op belongs to "foo/bar" when its name is that or begins with "foo/bar/"; the
-    scope is a plain name, no regular expression. The empty scope is the whole graph.
+    An op belongs to "foo/bar" if its name is "foo/bar" or begins with "foo/bar/"; the
+    scope is a plain name, not a regular expression. The empty scope is the whole graph.
 
     Args:
         ops: anything that `make_list_of_op` takes.
@@ -251,7 +251,7 @@ def select_ops(*args: Any, **kwargs: Any) -> list[Operation]:
         Argument by argument; the ops that a regex finds are in graph order.
 
     Raises:
-        ArgumentTypeError: an argument is none of these, or `graph` is no graph.
+        ArgumentTypeError: an argument is none of these, or `graph` is not a graph.
         SelectionError: an unknown keyword, a regex without `graph`, or ops of
             different graphs.
 
@@ -293,7 +293,7 @@ def select_ts(*args: Any, **kwargs: Any) -> list[Tensor]:
         Argument by argument; the tensors that a regex finds are in graph order.
 
     Raises:
-        ArgumentTypeError: an argument is none of these, or `graph` is no graph.
+        ArgumentTypeError: an argument is none of these, or `graph` is not a graph.
         SelectionError: an unknown keyword, a regex without `graph`, or tensors of
             different graphs.
 
@@ -441,9 +441,9 @@ def make_view(*args: Any, **kwargs: Any) -> SubGraphView:
 
     Args:
         *args: one view, returned as it is; or arguments of `select_ops_and_ts`. Tensors
-            become passthrough tensors unless an op of the view reads or makes them.
-        **kwargs: `graph`, which the elements must belong to and which regexes are
-            looked up in; `positive_filter`.
+            become passthrough tensors unless an op of the view reads or computes them.
+        **kwargs: `graph`, which must contain the elements and in which regexes are
+            searched; `positive_filter`.
 
     Raises:
         ArgumentTypeError: an argument selects neither ops nor tensors.

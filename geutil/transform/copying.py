@@ -27,19 +27,19 @@ def copy(
     src_scope: str = "",
     reuse_dst_scope: bool = False,
 ) -> tuple[SubGraphView, TransformerInfo]:
-    """Copy a view; placeholders stand in for its inputs.
+    """Copy a view, with placeholders for its inputs.
 
-    Nothing is lost: attributes, device strings, control inputs, collections, static
-    shapes, loops and conditionals, function bodies. Colocation points to the copies
-    where they exist, and else to the originals. The copy can be differentiated.
+    The copy preserves attributes, device strings, control inputs, collections, static
+    shapes, loops and conditionals, function bodies. Colocation refers to the copies if
+    they exist, else to the originals. The copy can be differentiated.
 
     Args:
         sgv: a view, or anything that `make_view` takes.
         dst_graph: the graph to copy to; the graph of the view if None.
         dst_scope: the name scope of the copies.
         src_scope: the scope that their names are relative to.
-        reuse_dst_scope: whether a scope that exists is used as it is; otherwise it gets
-            a number.
+        reuse_dst_scope: whether to reuse an existing scope; otherwise a number is added
+            to its name.
 
     Returns:
         `(sgv_, info)`: a view of the copies, and the `TransformerInfo` of the copy.
@@ -48,8 +48,8 @@ def copy(
         ArgumentTypeError, TransformError, FinalizedGraphError: as
             `Transformer.__call__`.
 
-    Cost: linear in the ops, at most half as much again as `tf.import_graph_def` of the
-    same nodes.
+    Cost: linear in the ops, at most 1.5 times that of `tf.import_graph_def` of the same
+    nodes.
 
     Example:
         >>> import tensorflow as tf
@@ -75,20 +75,20 @@ def copy_with_input_replacements(
 ) -> tuple[SubGraphView, TransformerInfo]:
     """Copy a view with some of its inputs replaced.
 
-    Inputs without a replacement are read by the copy too, or get a placeholder when the
-    copy goes to another graph.
+    The copy reads the other inputs itself, or placeholders for them if it is in another
+    graph.
 
     Args:
         sgv: a view, or anything that `make_view` takes.
         replacement_ts: the tensor to read instead of each input: a mapping keyed by
-            tensor or by `tensor.ref()`, or pairs. Where the shape is another one, the
-            shapes behind it are inferred again. A key that is no input of the view is
-            left out, with a warning.
+            tensor or by `tensor.ref()`, or pairs. If the shape differs, dependent
+            shapes are inferred again. A key that is not an input of the view is
+            ignored, with a warning.
         dst_graph: the graph to copy to; the graph of the view if None.
         dst_scope: the name scope of the copies.
         src_scope: the scope that their names are relative to.
-        reuse_dst_scope: whether a scope that exists is used as it is; otherwise it gets
-            a number.
+        reuse_dst_scope: whether to reuse an existing scope; otherwise a number is added
+            to its name.
 
     Returns:
         `(sgv_, info)`: a view of the copies, and the `TransformerInfo` of the copy.
@@ -129,22 +129,22 @@ def graph_replace(
     reuse_dst_scope: bool = False,
     dst_graph: Graph | None = None,
 ) -> Any:
-    """Return the targets as they would be if other tensors were read in some places.
+    """Return the targets, recomputed with some tensors replaced by others.
 
-    Copies the ops between the replaced tensors and the targets; everything else is
-    shared with the original, or copied too when the result goes to another graph.
-    Version 1 while loops in between are copied whole, with the stacks and arrays that
-    they fill, and the other users of these.
+    This copies the ops between the replaced tensors and the targets; everything else is
+    shared with the original, or copied too if the result is in another graph. Version 1
+    while loops in between are copied as a whole, with the stacks and arrays that they
+    fill, and the other users of these.
 
     Args:
         target_ts: a tensor, or a nested structure of tensors.
-        replacement_ts: the tensor to read instead of each: a mapping keyed by tensor or
-            by `tensor.ref()`, or pairs.
+        replacement_ts: the replacement of each tensor: a mapping keyed by tensor or by
+            `tensor.ref()`, or pairs.
         dst_scope: the name scope of the copies.
         src_scope: the scope that their names are relative to.
-        reuse_dst_scope: whether a scope that exists is used as it is; otherwise it gets
-            a number.
-        dst_graph: the graph to copy to, which the replacements belong to; the graph of
+        reuse_dst_scope: whether to reuse an existing scope; otherwise a number is added
+            to its name.
+        dst_graph: the graph to copy to, which contains the replacements; the graph of
             the targets if None.
 
     Returns:
@@ -152,11 +152,11 @@ def graph_replace(
         a replaced tensor is returned as it is.
 
     Raises:
-        ArgumentTypeError: a target or a key is no tensor of a graph.
+        ArgumentTypeError: a target or a key is not a tensor of a graph.
         TransformError: no target depends on a replaced tensor, or as
             `copy_with_input_replacements`.
 
-    Cost: linear in the ops ahead of the replaced tensors and behind the targets.
+    Cost: linear in descendants of the replaced tensors and ancestors of the targets.
 
     Example:
         >>> import tensorflow as tf

@@ -25,7 +25,7 @@ from geutil.transform.state import TransformerInfo, TransformState, carry_functi
 
 
 def replace_t_with_placeholder_handler(info: TransformState, t: Tensor) -> Tensor:
-    """Return a new placeholder in the destination that stands in for `t`.
+    """Return a new placeholder in the destination that replaces `t`.
 
     The default for the inputs of the view.
 
@@ -144,19 +144,19 @@ def copy_op_handler(
     copy_shape: bool = False,
     nodedef_fn: Callable[[Any], Any] | None = None,
 ) -> tuple[Operation, list[Tensor]]:
-    """Copy an op, with other inputs.
+    """Copy an op with new inputs.
 
     The default for ops. A transformer whose `transform_op_handler` is this function,
-    or a `functools.partial` of it, copies in bulk; with any other handler it goes op
+    or a `functools.partial` of it, copies in bulk; with any other handler it copies op
     by op, six times as slow.
 
     Args:
         info: the running transformation.
         op: an op of the source graph.
         new_inputs: the inputs of the copy.
-        copy_shape: whether static shapes are copied even where shape inference on
-            other inputs says otherwise.
-        nodedef_fn: changes the `NodeDef` of the copy before the op is made, and
+        copy_shape: whether to copy static shapes even if shape inference on the new
+            inputs gives others.
+        nodedef_fn: changes the `NodeDef` of the copy before the op is created, and
             returns it.
 
     Returns:
@@ -203,11 +203,11 @@ def copy_shapes(op: Operation, op_: Operation) -> None:
 class Transformer:
     """Transforms a view into new ops.
 
-    Out of the box it copies the ops and puts placeholders for the inputs. Each decision
-    can be replaced by setting an attribute.
+    By default it copies the ops and replaces the inputs by placeholders. Each decision
+    can be changed by setting an attribute.
 
     Attributes:
-        transform_op_handler: `(info, op, new_inputs) -> (op_, outputs_)` makes an op.
+        transform_op_handler: `(info, op, new_inputs) -> (op_, outputs_)` creates an op.
             While it is `copy_op_handler`, or a `functools.partial` of it, ops are
             copied in bulk.
         transform_external_input_handler: `(info, t) -> t_` for an input of the view.
@@ -215,10 +215,10 @@ class Transformer:
             outside that is not among the inputs.
         transform_control_input_handler: `(info, op) -> op_ or None`.
         transform_original_op_handler: `(info, op) -> op_ or None` for the op that a
-            gradient op was made for.
+            gradient op differentiates.
         assign_collections_handler: `(info, elem, elem_) -> None`.
-        replacements: tensors to read instead of others, wherever these come from; no
-            handler is asked about them.
+        replacements: tensors to read instead of others, wherever these come from,
+            without calling a handler.
 
     Example:
         >>> import tensorflow as tf
