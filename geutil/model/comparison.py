@@ -1,4 +1,4 @@
-"""Outputs of two models side by side: how far they are apart, and where.
+"""Comparison of the outputs of two models: the largest differences and their positions.
 
 Element by element within tolerances; `geutil.batchnorm.fold_report` compares relative
 to the range of an output, and refuses what this reports, such as NaN or another dtype.

@@ -7,7 +7,7 @@ FakeQuant ops know channels along the last axis alone, so the matrix is brought 
 [B, inputs / B * outputs] before them, and back behind them.
 
 LiteRT has one kernel for that: FULLY_CONNECTED, on floats and weights of 4 bits. It
-takes steps in float16 alone (LiteRT 2.1 to 2.3), so that only such are simulated.
+accepts only scales in float16 (LiteRT 2.1 to 2.3), so only these are simulated.
 """
 
 from __future__ import annotations

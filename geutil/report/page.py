@@ -1,6 +1,6 @@
-"""A page that explains itself.
+"""Self-contained pages.
 
-One HTML file with the viewer in it, which needs no network.
+A page is one HTML file that includes the viewer and needs no network.
 """
 
 from __future__ import annotations

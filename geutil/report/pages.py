@@ -1,4 +1,4 @@
-"""The pages that people look at, and the display of each object in a notebook."""
+"""The public functions that draw pages, and the notebook display of each object."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Timelines as the viewer reads them, and their answers at first sight."""
+"""Timelines as the viewer reads them, and their summaries."""
 
 from __future__ import annotations
 

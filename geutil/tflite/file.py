@@ -1,7 +1,6 @@
 """TFLite files: opened, edited, and saved, all or nothing.
 
-Weights stay where they are, in the file or in its mapping to memory, until they are
-asked for, or the file is written.
+Weights stay in the file or its memory map until they are read, or the file is written.
 """
 
 from __future__ import annotations

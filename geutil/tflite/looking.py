@@ -1,4 +1,4 @@
-"""Looks at TFLite files: tensors and ops by name, filters, walks, boundaries."""
+"""Queries on TFLite files: tensors and ops by name, filters, walks, boundaries."""
 
 from __future__ import annotations
 

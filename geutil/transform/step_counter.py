@@ -1,4 +1,4 @@
-"""One counter of training steps for a graph, however many places read it."""
+"""One counter of training steps for a graph, shared by all its readers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for op types that bake a batch size in: how that is seen, and mended."""
+"""Rules for op types that hard-code a batch size: how to detect and repair it."""
 
 from __future__ import annotations
 

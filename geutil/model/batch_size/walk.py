@@ -1,6 +1,6 @@
 """The walk over the ops of a graph.
 
-With a batch of a size that stands out, through version 1 loops.
+It uses a distinctive batch size, and includes version 1 loops.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Bits chosen for the weights of each layer, under a budget of bytes or of noise.
 
-The noise that layers add is taken for additive, and the knapsack solved exactly. Around
-its choice the noise is measured anew, layer by layer, which tells how they work
-together; so the next knapsack is solved from there, for as long as the network gets
-better by it.
+The noise of layers is assumed to be additive, and the knapsack is solved exactly.
+Around its choice the noise is measured again, layer by layer, to include their
+interaction; the next knapsack is solved from there, as long as the network improves.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The ranges of a graph: read from variables, told by others, measured, frozen."""
+"""The ranges of a graph: read from variables, derived from others, measured, frozen."""
 
 from __future__ import annotations
 

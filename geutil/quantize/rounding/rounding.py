@@ -4,9 +4,9 @@ A layer reads x~, simulated with the decisions on those before it, where the net
 without quantization reads x. Its rounded weights Q shall make x~ Q near x W, with its
 weights W. The weights that come nearest without rounding, W + (H + D)^-1 (C - H) W with
 H = E x~^T x~ and C = E x~^T x, are rounded; D is a part of the mean diagonal of
-H, so that few rows of data do not count for more than they tell. Where there is a bias,
-it takes over differences of the means, and H and C are of deviations from them (Nagel
-et al. 2019, arXiv 1906.04721, section 4.2).
+H, so that few rows of data do not get too much weight. Where there is a bias, it takes
+over differences of the means, and H and C are of deviations from them (Nagel et al.
+2019, arXiv 1906.04721, section 4.2).
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 The model is run in three forms at once: in float; as it is simulated; and with each
 quantized op simulated by itself, fed what it reads in float. Noise is the difference to
-the float form. It is told as a signal-to-noise ratio: ten times the decimal logarithm
-of the sum of squares of the values over that of the differences, in dB. Six dB more are
-one bit more.
+the float form. It is reported as a signal-to-noise ratio: ten times the decimal
+logarithm of the sum of squares of the values over that of the differences, in dB. Six
+dB more are one bit more.
 """
 
 from __future__ import annotations

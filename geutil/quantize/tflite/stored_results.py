@@ -1,8 +1,8 @@
 """Results of the quantized ops of a model, and the tensors of a file that hold them.
 
-Two things must tell a tensor of the file: its name, which the converter gives it after
-ops, and how its integers are stored, which is the range that the result is simulated
-in. Where several could be meant, none is taken.
+Two things identify a tensor of the file: its name, which the converter derives from
+ops, and how its integers are stored, which must be the range that the result is
+simulated in. If several tensors match, none is used.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Outputs of networks as arrays: how far two are apart, and where that is most.
+"""Outputs of networks as arrays: their largest differences, and the positions of these.
 
-Arithmetic alone, which every comparison of two models is made of.
+Only arithmetic, which every comparison of two models uses.
 """
 
 from __future__ import annotations
