@@ -192,8 +192,8 @@ class Model(EditableModel):
             ArgumentTypeError: data cannot be converted to inputs.
             ModelError: an input is missing, unknown, or of another dtype or shape; the
                 outputs of many batches cannot be concatenated; an output depends on a
-                placeholder that is no input; a variable has no value; eager execution
-                is off.
+                placeholder that is not an input; a variable has no value; eager
+                execution is off.
             tf.errors.OpError: an op fails.
 
         Cost: one execution; after an edit also a copy of the graph.
@@ -295,7 +295,7 @@ class Model(EditableModel):
         scope.
 
         Raises:
-            ModelError: an output depends on a placeholder that is no input. Or a
+            ModelError: an output depends on a placeholder that is not an input. Or a
                 strategy of several replicas is in scope, and a variable has no copies,
                 or the graph itself moves one.
 
@@ -374,7 +374,7 @@ class Model(EditableModel):
 
         Raises:
             ModelError: no constant matches, or none that matches can become a variable.
-            SelectionError: `regex` is no regular expression.
+            SelectionError: `regex` is not a regular expression.
 
         Cost: linear in the ops of all signatures and the bytes of the constants.
 
@@ -740,8 +740,8 @@ class Model(EditableModel):
         - Ops, inputs and variables that are no longer needed are removed.
 
         The result's `strip_report` lists all this, and each candidate that was kept,
-        with the reason: random ops that are no known layer, dropout whose constants do
-        not fit, and ops in the bodies of loops and of kept calls.
+        with the reason: random ops that belong to no known layer, dropout whose
+        constants do not fit, and ops in the bodies of loops and of kept calls.
 
         Args:
             switches: the value at inference of further inputs or placeholders, by name,

@@ -247,7 +247,7 @@ class NotEqualized:
     Attributes:
         layer: the layer, by the name of its op.
         op: the op that prevents it.
-        reason: the reason.
+        reason: why the channels were not scaled.
         signature: the signature whose graph it is in.
     """
 

@@ -56,7 +56,7 @@ class Missed:
 
     Attributes:
         norm: its name.
-        reason: the reason.
+        reason: why it keeps them.
     """
 
     norm: str

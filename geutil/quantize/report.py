@@ -66,7 +66,7 @@ class Skipped:
     Attributes:
         op: the op, by name.
         op_type: its type.
-        reason: the reason.
+        reason: why it was not quantized.
         has_kernel: whether TFLite has an int8 kernel for it, so that it counts in the
             coverage.
         signature: the signature of the model whose graph it is in; "" for graphs.

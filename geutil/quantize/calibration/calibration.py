@@ -229,8 +229,8 @@ def calibrate(
             terminal, if rich is installed.
 
     Returns:
-        The ranges. Inputs that get fewer than 16 steps of a range, which ops such as a
-        concat share between inputs, are in `narrow`, and logged as warnings.
+        The ranges. Inputs of ops such as a concat that get fewer than 16 steps of the
+        shared range are in `narrow`, and logged as warnings.
 
     Raises:
         ArgumentTypeError: `model` is not a model, or the data has another type.

@@ -51,7 +51,7 @@ class NotRounded:
     Attributes:
         op: the layer, by the name of its op.
         op_type: its type.
-        reason: the reason.
+        reason: why they were not rounded by data.
     """
 
     op: str
