@@ -7,7 +7,7 @@ files; `geutil.rewrite` applies rewrite rules; `geutil.batchnorm` folds batch
 norms, and `geutil.quantize` simulates int8 and converts to it. `geutil.gradients` saves
 memory in training, and `geutil.memory` predicts and measures it; `geutil.report` draws
 graphs, reports and timelines. The names below are grouped by layer; see
-CONTRIBUTING.md. All but the errors are imported when they are first used.
+CONTRIBUTING.md. All names but the errors are imported at first use.
 """
 
 import typing

@@ -65,7 +65,7 @@ def spoken_with(words: Mapping[str, str]) -> Iterator[None]:
 class GeutilError(Exception):
     """Base of every error that geutil raises on purpose.
 
-    Its message is "subject reason; remedy", of those that are given.
+    Its message is "subject reason; remedy", without the parts that are empty.
 
     Attributes:
         subject: the element or parameter that the reason is about.

@@ -1,8 +1,8 @@
-"""L5, capabilities: the ops and layers of a stranger's file that do more than compute.
+"""L5, capabilities: the ops and layers of an untrusted file that do more than compute.
 
 They read or write files, run Python, keep state, or call out. `powers` reports them
-from the file alone, with what runs each; nothing of the file is loaded or executed.
-Harm that lies in the weights cannot be read from a file, and is not reported.
+from the file alone, with the triggers of each; nothing of the file is loaded or
+executed. Harm that lies in the weights is not detected.
 """
 
 import typing

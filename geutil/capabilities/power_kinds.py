@@ -76,19 +76,19 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class Power:
-    """One thing in a model that does more than compute.
+    """One op or layer of a model that does more than compute.
 
     Attributes:
         kind: the capability, such as "write files"; "unknown" for an op that geutil
-            does not know, as of a custom library or a newer TensorFlow.
+            does not know, such as one of a custom library or a newer TensorFlow.
         name: the op, or the layer, by name.
-        type: its type: that of the op, or the class of the layer.
-        place: where it is: "the graph", the name of a function, or a file.
-        when: "loaded" if it happens as the model is loaded, else "run".
-        by: the trigger: signatures, and functions of the saved object. Empty if nothing
-            in the file does.
+        type: the type of the op, or the class of the layer.
+        place: its location: "the graph", the name of a function, or a file.
+        when: "loaded" if it happens while the model is loaded, else "run".
+        by: its triggers: signatures, and functions of the saved object. Empty if
+            nothing in the file runs it.
         detail: the path, address, stream or code that decides its effect, if the file
-            tells it.
+            contains it.
     """
 
     kind: str
@@ -101,7 +101,7 @@ class Power:
 
     @property
     def is_tolerated(self) -> bool:
-        """True if it counts as computing although it is reported: chance, the time."""
+        """True if it is reported but harmless: random numbers, the clock."""
         return self.kind in TOLERATED
 
     def __str__(self) -> str:
@@ -122,9 +122,9 @@ class Powers(Shown):
 
     Attributes:
         path: the model.
-        entries: the capabilities, the gravest first. Reading the variables and the
-            assets of the model itself, as every loader does, is left out.
-        ops: how many ops were looked at, those of functions among them.
+        entries: the capabilities, most severe first. Reading the model's own variables
+            and assets, as every loader does, is left out.
+        ops: the number of ops examined, including those of functions.
 
     Example:
         >>> from geutil.model import powers
@@ -138,7 +138,7 @@ class Powers(Shown):
 
     @property
     def dangers(self) -> tuple[Power, ...]:
-        """The entries but chance and time, which are no more than computing."""
+        """The entries other than random numbers and the clock, which are harmless."""
         return tuple(entry for entry in self.entries if not entry.is_tolerated)
 
     @property
@@ -148,7 +148,7 @@ class Powers(Shown):
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of capabilities, each once, the gravest first."""
+        """The kinds of capabilities, each once, most severe first."""
         found = {entry.kind for entry in self.entries}
         return tuple(kind for kind in POWERS if kind in found)
 

@@ -191,20 +191,19 @@ def _power_of_lite(op: LiteOp) -> tuple[str, str]:
 def powers(source: proto_files.PathLike) -> Powers:
     """Report the capabilities of a model beyond computing and keeping its own state.
 
-    A graph of TensorFlow is a program: its ops can read and write files, open
-    connections and run Python, as it is loaded or as it runs. Each op of TensorFlow is
-    in one class of a table, and an op that the table lacks is reported as unknown.
-    Function bodies, initializers and every MetaGraph are looked at. Nothing is run, no
-    graph is built, and no TensorFlow is imported, but for text forms.
+    A TensorFlow graph is a program: its ops can read and write files, open connections
+    and run Python, while it is loaded or when it runs. A table classifies each op of
+    TensorFlow; an op that is not in the table is reported as unknown. Function bodies,
+    initializers and every MetaGraph are examined. Nothing is run, no graph is built,
+    and TensorFlow is imported only for text formats.
 
-    Faults of kernels (memory that they write to by mistake) and libraries of custom ops
-    are not looked at: a model from a stranger is safest in a process that may do
-    nothing else.
+    Bugs in kernels (such as writes to wrong memory) and libraries of custom ops are not
+    examined: run an untrusted model in a sandboxed process.
 
-    Of files of Keras the configuration is looked through, at any depth: for layers that
-    hold code or read files, and for classes and functions of modules that do more than
-    compute; of HDF5 files, those in archives too, the links, and of archives the
-    entries. Of TFLite files custom ops are reported, and ops of TensorFlow by the same
+    In Keras files the configuration is searched, at any depth, for layers that contain
+    code or read files, and for classes and functions of modules that do more than
+    compute; so are the links of HDF5 files, also within archives, and the entries of
+    archives. In TFLite files custom ops are reported, and TensorFlow ops by the same
     table.
 
     Args:
@@ -217,9 +216,9 @@ def powers(source: proto_files.PathLike) -> Powers:
     Raises:
         ModelError: there is nothing there, it is damaged, or of another kind.
 
-    Cost: linear in the nodes; memory for some of them at a time. Graphs in which ops
-    with capabilities are found are held whole, without their long constants. HDF5 is
-    read in another process, which takes a third of a second.
+    Cost: linear in the nodes; memory for some of them at a time. Graphs that contain
+    ops with capabilities are held whole, without their long constants. HDF5 is read in
+    another process, which takes a third of a second.
 
     Example:
         >>> from geutil.model import powers

@@ -30,7 +30,7 @@ _PREFIX = "geph"
 def placeholder_name(
     t: Tensor | None = None, scope: str | None = None, prefix: str = _PREFIX
 ) -> str:
-    """Return a name for a placeholder that stands in for `t`.
+    """Return a name for a placeholder that replaces `t`.
 
     "geph" is short for "graph editor placeholder": the prefix marks such ops.
 
@@ -68,15 +68,15 @@ def make_placeholder_from_tensor(
     """Make a placeholder with the dtype and shape of `t` in the default graph.
 
     Args:
-        t: the tensor it stands in for.
+        t: the tensor that it replaces.
         scope: absolute scope of its name; None keeps that of `t`, "" is the root.
         prefix: prefix of its name.
 
     Returns:
-        A new tensor, named as `placeholder_name` says.
+        A new tensor, named by `placeholder_name`.
 
     Raises:
-        ArgumentTypeError: `t` is no tensor of a graph.
+        ArgumentTypeError: `t` is not a tensor of a graph.
 
     Example:
         >>> import tensorflow as tf

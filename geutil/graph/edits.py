@@ -166,9 +166,9 @@ def _journal(graph: Graph) -> Iterator[list[UndoStep]]:
 def transaction(graph: Graph) -> Iterator[None]:
     """Undo every rewiring made in the block when the block raises.
 
-    Inputs, control inputs and the subgraph views that geutil updated are put back.
-    Ops made in the block stay, unconnected: TensorFlow cannot delete an op. Blocks
-    nest; each undoes its own part.
+    Inputs, control inputs and the subgraph views that geutil updated are restored. Ops
+    created in the block stay, unconnected: TensorFlow cannot delete an op. Blocks can
+    be nested; each undoes its own part.
 
     Args:
         graph: a `tf.Graph`.

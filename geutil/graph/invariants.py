@@ -36,7 +36,7 @@ class Violation:
     Attributes:
         invariant: its name in the table of this module.
         op: the name of the op that breaks it.
-        reason: the violation, in a sentence.
+        reason: a sentence that describes the violation.
 
     Example:
         >>> import geutil as ge
@@ -57,13 +57,13 @@ def verify(graph_or_ops: Graph | Iterable[Operation]) -> None:
 
     Args:
         graph_or_ops: a `tf.Graph`, or ops of one graph. With ops, only these are
-            checked; a cycle counts when all of it lies among them.
+            checked; a cycle counts only if all its ops are among them.
 
     Raises:
         ArgumentTypeError: the argument is neither a graph nor ops.
         VerificationError: with a line and a `Violation` for each breach.
 
-    Cost: linear in ops and edges; reads the definition of each op (about 10 us an op).
+    Cost: linear in ops and edges; reads the definition of each op (about 10 us per op).
 
     Example:
         >>> import tensorflow as tf

@@ -1,8 +1,8 @@
 """L5, jobs: a pipeline of steps over many models, each in a process of its own.
 
-`batch` runs it in this machine's processes, or on executors of Ray and Dask. A job that
-fails or dies is an entry of the report; the others go on, and a stopped batch is
-continued. The steps are methods of models, or the caller's functions.
+`batch` runs it in processes of this machine, or on executors of Ray and Dask. A job
+that fails or dies is an entry of the report; the others go on, and a stopped batch can
+be resumed. The steps are methods of models, or the caller's functions.
 """
 
 import typing

@@ -1,7 +1,7 @@
 """Inputs of a batch: the steps of its pipeline, its models and their data.
 
-All is read and checked before anything runs, without TensorFlow; the process that runs
-a step knows its work (`geutil.cli.batch_child`).
+Everything is read and checked before anything runs, without TensorFlow; the steps are
+implemented in the process that runs them (`geutil.cli.batch_child`).
 """
 
 from __future__ import annotations

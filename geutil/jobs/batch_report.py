@@ -38,7 +38,7 @@ class BatchStep:
 
     Attributes:
         name: the step, with its options.
-        seconds: how long it took.
+        seconds: the time that it took.
         text: the report of the step; "" if it has none.
     """
 
@@ -56,19 +56,19 @@ class BatchEntry:
     """The outcome of one path of a batch.
 
     Attributes:
-        name: its name, which the folder of its results has, too.
-        path: where it is.
-        action: "done"; "done before", by an earlier call, whose numbers follow;
-            "failed" with an error; "crashed", "timed out": its process died or was
-            killed; "lost": the workers that ran it died; "stopped" by the user; or "not
-            a model".
-        reason: the error, or why; "" if it is done.
-        step: the step that was going on when it ended; "" if it is done.
+        name: its name, and that of its folder of results.
+        path: its path.
+        action: "done"; "done before", by an earlier call, with the numbers of that
+            call; "failed" with an error; "crashed", "timed out": its process died or
+            was killed; "lost": the workers that ran it died; "stopped" by the user; or
+            "not a model".
+        reason: the error or other reason; "" if it is done.
+        step: the step that was running when it ended; "" if it is done.
         seconds: from the start of its process to the end.
-        peak_bytes: the most memory that the process had resident; 0 if it is not known.
-        files: the bytes of each written file, by its name in the folder of the results.
+        peak_bytes: the peak resident memory of the process; 0 if it is not known.
+        files: the bytes of each written file, by its name in the folder of results.
         steps: the steps that were done.
-        tries: how many times it was begun; more than once if workers died.
+        tries: the number of attempts; more than one if workers died.
         fingerprint: identifies model, data and pipeline across calls.
     """
 
@@ -102,14 +102,14 @@ class BatchEntry:
 
 @dataclass(frozen=True)
 class BatchReport(Shown):
-    """The report of `batch`: an entry for each path, in the order of their names.
+    """The report of `batch`: an entry for each path, sorted by name.
 
     Attributes:
         output: the folder of the results.
         pipeline: the steps, as text.
         entries: the outcome of each path.
         notes: events of the batch as a whole, such as the loss of workers.
-        seconds: how long the call took.
+        seconds: the duration of the call.
 
     Example:
         >>> from geutil.model import BatchEntry, BatchReport
@@ -127,7 +127,7 @@ class BatchReport(Shown):
 
     @property
     def done(self) -> tuple[BatchEntry, ...]:
-        """The models whose results are there."""
+        """The models whose results exist."""
         return tuple(entry for entry in self.entries if entry.is_done)
 
     @property
@@ -156,11 +156,11 @@ class BatchReport(Shown):
         return "\n".join(lines)
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON can hold it."""
+        """Return the report as a dict that can be written as JSON."""
         return {"kind": _KIND, "version": _VERSION, **asdict(self)}
 
     def write(self) -> None:
-        """Write it into the folder of the results, whole or not at all.
+        """Write the report to the folder of results, atomically.
 
         Cost: linear in the entries.
         """
@@ -174,7 +174,7 @@ class BatchReport(Shown):
             output: the folder of the results.
 
         Raises:
-            ModelError: there is none, or it is no report.
+            ModelError: there is no report, or the file is not one.
 
         Cost: linear in the entries.
         """

@@ -51,71 +51,71 @@ def batch(
     pages: bool = False,
     progress: bool | None = None,
 ) -> BatchReport:
-    """Take many models through a pipeline, each in a process of its own.
+    """Run a pipeline on many models, each in its own process.
 
-    A model that is refused, that crashes TensorFlow or hangs, loses nothing of the
-    others. The steps are text, with options behind colons, in any order that makes
-    sense:
+    A model that is refused, crashes TensorFlow or hangs does not affect the others. The
+    steps are text, with options after colons, in any order that makes sense:
 
     - "fold", "strip", "freeze", "unroll", "batch-size=N": see `fold_batch_norms` and
       the methods of `Model`;
     - "quantize", with `scheme`, `weight_bits`, `activation_bits`, `method`, `rounding`:
       see `geutil.quantize.quantize`, and, with data, `calibrate`;
-    - "tflite", with `scheme` and `order`, writes a TFLite file: see `to_tflite`; of a
-      model that is not quantized, without a scheme, one in float;
-    - "save=FORMAT" writes the model: "saved_model", "graph_def" or "pbtxt". That is
-      done at the end, as a SavedModel, if nothing else wrote a file.
+    - "tflite", with `scheme` and `order`, writes a TFLite file: see `to_tflite`;
+      without a scheme, a model that is not quantized gives a float file;
+    - "save=FORMAT" writes the model: "saved_model", "graph_def" or "pbtxt". If no step
+      writes a file, the model is saved at the end as a SavedModel.
 
-    Or functions that a process can import. One takes a `Model`, and returns a `Model`
-    to go on with, bytes to write, or None or a report if it changed the model.
+    A step can also be a function that a process can import. It takes a `Model`, and
+    returns a `Model` to continue with, bytes to write, or, if it edited the model, None
+    or a report.
 
-    The folder of the results has a folder for each model, with the written files,
-    `report.json` and `log.txt`; of a model that is not done, the last two. `batch.json`
-    has the report of the batch, which is written again after each model. A call that
-    finds one does the models that are not done. A model is done again if the model, its
-    data or the pipeline is another one, by names, sizes and times of files and the
-    source of functions, or if results are missing.
+    `output` gets a folder for each model, with the written files, `report.json` and
+    `log.txt`; for a model that is not done, only the last two. `batch.json` contains
+    the report of the batch, which is updated after each model. A call that finds one
+    runs the models that are not done. A model is run again if the model, its data or
+    the pipeline changed, by names, sizes and times of files and the source of
+    functions, or if results are missing.
 
     Args:
-        paths: a folder, of which all models are taken, in any format that `open` reads;
-            a pattern, such as "models/*.keras"; or several of these, and of models. Of
-            TFLite files the steps take the graph that `from_tflite` returns.
+        paths: a folder, for all models in it, in any format that `open` reads; a
+            pattern, such as "models/*.keras"; a model; or several of these. For TFLite
+            files the steps use the graph that `from_tflite` returns.
         pipeline: the steps: text, such as "fold,quantize,tflite", a function, or a list
             of both.
-        output: the folder of the results, which is made.
+        output: the folder of the results, created if it is missing.
         data: the data that "quantize" calibrates with: the path of a `.npz` file, or of
             a folder of them, a batch each; a folder that has `NAME.npz`, or such a
             folder `NAME`, for each model; a function from the path of a model to the
-            data that `calibrate` takes; or "random", for inputs that are drawn, and
-            ranges that mean nothing.
+            data that `calibrate` takes; or "random", for random inputs, which give
+            meaningless ranges.
         signature: the signature of each model; None as in `open`.
         executor: runs the jobs: any executor of `concurrent.futures`, such as
-            `RayExecutor`, or `get_executor()` of a client of Dask. Its workers need
-            geutil, and the folders under the same paths. A job starts the process of
+            `RayExecutor`, or `get_executor()` of a Dask client. Its workers need
+            geutil, and the folders under the same paths. Each job starts a process for
             its model. None starts processes on this machine.
-        workers: how many processes run at once on this machine; None is as many as
-            there are cores.
-        timeout: how many seconds a model may take; None is without end.
-        resume: whether to leave out models that are done already.
+        workers: the number of processes that run at once on this machine; None is one
+            per core.
+        timeout: the time limit for each model in seconds; None is no limit.
+        resume: whether to skip models that are done already.
         pages: whether to write `report.html` for each model, with all its stages.
-        progress: show a progress bar on stderr; None does so on a terminal, if rich is
-            installed.
+        progress: whether to show a progress bar on stderr; None shows one on a
+            terminal, if rich is installed.
 
     Returns:
-        The outcome of each model, in the order of their names.
+        The outcome of each model, sorted by name.
 
     Raises:
         ArgumentTypeError: an argument is of another type, or a function cannot be
             imported by another process.
         ModelError: there is nothing to do; the pipeline has no such step, or cannot
-            work without data; the folder holds something else than such results, or
+            work without data; the folder contains something other than such results, or
             another call is writing to it.
-        MissingExtraError: a progress bar is asked for, and rich is not installed.
-        KeyboardInterrupt: it was stopped. Processes are ended, and the next call goes
-            on.
+        MissingExtraError: `progress` is True, and rich is not installed.
+        KeyboardInterrupt: the user stopped it. Its processes are stopped, and the next
+            call continues.
 
-    Cost: the steps; and a start of TensorFlow (some 3 s) once, on an executor, and on
-    other systems than Linux, for each model.
+    Cost: the steps, and one start of TensorFlow (about 3 s); on an executor, and on
+    systems other than Linux, one for each model.
 
     Example:
         >>> import tempfile

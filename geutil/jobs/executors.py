@@ -22,10 +22,10 @@ _GRACE = 10.0
 
 
 class RayExecutor(Executor):
-    """An executor whose calls are tasks of a Ray cluster, of one CPU each.
+    """An executor that runs calls as tasks of a Ray cluster, with one CPU each.
 
-    `ray.init` connects to a cluster, or starts one, before; without, Ray does by itself
-    at the first call. The cluster goes on at the end.
+    Call `ray.init` first to connect to a cluster or start one; otherwise Ray does so at
+    the first call. The cluster keeps running afterwards.
 
     Args:
         options: options of the tasks, as `ray.remote` takes them, such as
@@ -92,7 +92,7 @@ class RayExecutor(Executor):
 
         Args:
             wait: whether to wait.
-            cancel_futures: whether to cancel tasks; Ray interrupts those that run, too.
+            cancel_futures: whether to cancel tasks; Ray also interrupts running ones.
         """
         if cancel_futures and self._references:
             self._cancel(wait)

@@ -1,7 +1,7 @@
 """One model of a batch: a process that does the steps, watched to its end.
 
 Executors run `run_job`, here or on another machine. It always returns, and does not
-import TensorFlow: a model that ends its process ends no worker.
+import TensorFlow: a model that crashes its process does not end the worker.
 """
 
 from __future__ import annotations

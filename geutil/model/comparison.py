@@ -1,4 +1,4 @@
-"""Outputs of two models side by side: how far they are apart, and where.
+"""Comparison of the outputs of two models: the largest differences and their positions.
 
 Element by element within tolerances; `geutil.batchnorm.fold_report` compares relative
 to the range of an output, and refuses what this reports, such as NaN or another dtype.
@@ -24,18 +24,18 @@ from geutil.select.networks.outputs import Difference, Motion, Tally, rows_of
 
 @dataclass(frozen=True)
 class Comparison(Shown):
-    """The outputs of two models for the same inputs, compared.
+    """The differences of two models' outputs for the same inputs.
 
     Its truth value is `equal`, so that `assert model.compare(other)` reads well.
 
     Attributes:
-        differences: by output of the first model, where the two are farthest apart.
-        samples: how many batches of inputs were tried; `motions` tells of how many
-            samples each.
+        differences: the largest difference of each output of the first model.
+        samples: the number of batches of inputs; `motions` has the number of samples in
+            each.
         rtol: the relative tolerance.
         atol: the absolute tolerance.
-        motions: how much each output of the other model moves with the samples: where
-            that is no more than the tolerances allow, the comparison proves nothing.
+        motions: how much each output of the other model varies over the samples; if
+            within the tolerances, the comparison proves nothing.
     """
 
     differences: Mapping[str, Difference]
@@ -46,7 +46,7 @@ class Comparison(Shown):
 
     @property
     def equal(self) -> bool:
-        """Tell whether all outputs agree within the tolerances, for all inputs."""
+        """Return whether all outputs agree within the tolerances, for all inputs."""
         return all(d.equal for d in self.differences.values())
 
     @property

@@ -224,7 +224,7 @@ def _fitting(name: str, t: Tensor, value: Any) -> Any:
 class ModelFunction:
     """A model as a callable: in eager code, inside `tf.function`, under a tape.
 
-    It computes the model's graph as it was when the function was made.
+    It computes the model's graph as of its creation.
 
     Args:
         function: the concrete function.
@@ -234,7 +234,7 @@ class ModelFunction:
     Attributes:
         concrete_function: the `tf.types.experimental.ConcreteFunction`.
         variables: the variables that it reads.
-        trainable_variables: those of them that are trained.
+        trainable_variables: the trainable ones among them.
     """
 
     def __init__(
@@ -248,15 +248,15 @@ class ModelFunction:
 
     @property
     def variables(self) -> tuple[tf.Variable, ...]:
-        """The variables that the function reads; those of a strategy as a whole."""
+        """The variables that the function reads; distributed variables count as one."""
         return self._variables
 
     @property
     def trainable_variables(self) -> tuple[tf.Variable, ...]:
-        """Those of them that are trained.
+        """The trainable variables that the function reads.
 
-        A variable is, unless it says otherwise itself, or a Keras layer that it belongs
-        to does. Of SavedModels, see `trainable` of `geutil.model.open`.
+        A variable is trainable unless its own flag or its Keras layer says otherwise.
+        For SavedModels, see `trainable` of `geutil.model.open`.
         """
         return keras_calls.trained(self.variables)
 

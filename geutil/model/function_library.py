@@ -1,4 +1,4 @@
-"""The functions that a model calls, each opened as a model when it is asked for.
+"""The functions that a model calls, each opened as a model on demand.
 
 Its body is a graph that is edited while its callers are kept.
 """

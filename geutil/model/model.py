@@ -77,9 +77,8 @@ class Model(EditableModel):
     def graph(self) -> Graph:
         """A `tf.Graph` to edit; edited bodies of functions are written back to it.
 
-        To be precise it is a FuncGraph, which reads eager variables by capturing them:
-        under `with model.graph.as_default():`, ops can be added that read any
-        `tf.Variable`.
+        It is a FuncGraph, which captures eager variables: ops that are added under
+        `with model.graph.as_default():` can read any `tf.Variable`.
 
         Raises:
             ModelError: an edited body cannot be written back; see `functions`.
@@ -90,12 +89,12 @@ class Model(EditableModel):
 
     @property
     def functions(self) -> Mapping[str, Body]:
-        """The functions that the graph's ops call, however indirectly, each a model.
+        """The functions that the graph calls, directly or indirectly, each a model.
 
         Bodies of loops, branches of conditionals, and functions whose calls were not
         inlined, under the names that they have in the graph's library; callers come
         before callees. A body is edited on its own graph; the model and all other
-        callers follow, when the model is used next. The names stay as bodies change.
+        callers are updated when the model is used next. Names do not change.
 
         Example:
             >>> import tensorflow as tf
@@ -124,13 +123,13 @@ class Model(EditableModel):
     def layers(self) -> tuple[Layer, ...]:
         """The Keras layers that the graph was made from, in the order of their calls.
 
-        Known of models that were opened from Keras: models in memory, `.keras` and
-        `.h5` files; and SavedModels that Keras wrote, where the name scopes and
-        `keras_metadata.pb` record them. A layer that is called twice is listed twice;
-        those in nested models and in other layers are listed after them, with their
-        paths. Layers of which edits have left nothing are not listed.
+        They are known for models in memory, `.keras` and `.h5` files, and for
+        SavedModels that Keras wrote, whose name scopes and `keras_metadata.pb` record
+        them. A layer that is called twice is listed twice; those in nested models and
+        in other layers are listed after them, with their paths. Layers whose ops were
+        all removed by edits are not listed.
 
-        Wherever a tensor or op is asked for, a layer can be given: by name, by path, as
+        A layer can be passed wherever a tensor or op is expected: by name, by path, as
         one of these records, as the layer itself or as `layer.output`.
 
         Cost: linear in ops, times the depth of their scopes.
@@ -151,21 +150,21 @@ class Model(EditableModel):
 
     @property
     def signatures(self) -> Mapping[str, Model]:
-        """The signatures by name, this one among them, each a model."""
+        """The signatures by name, including this one, each a model."""
         return self._signatures
 
     @property
     def variables(self) -> Mapping[str, tf.Variable]:
         """The variables by name, shared by all signatures.
 
-        Variables that ops were added for under `with model.graph.as_default():` are
-        among them.
+        They include the variables read by ops that were added under
+        `with model.graph.as_default():`.
         """
         return super().variables
 
     @property
     def assets(self) -> tuple[Path, ...]:
-        """The files that the tables of the model are read from."""
+        """The files from which the tables of the model are initialized."""
         paths = [asset.asset_path.numpy().decode() for asset in self._holdings.assets]
         return tuple(Path(path) for path in paths)
 
@@ -175,23 +174,23 @@ class Model(EditableModel):
         """Compute the outputs for some inputs.
 
         Args:
-            data: the inputs, in the place of `inputs`: a mapping from their names; an
-                array, if there is one input; a tuple `(x, y)`, of which y is left out;
-                many batches of this kind, as an iterable or a `tf.data.Dataset`; or the
-                path of a `.npz` file, or of a folder of them. All forms:
+            data: the inputs, instead of `inputs`: a mapping from their names; an array,
+                if there is one input; a tuple `(x, y)`, whose y is ignored; many
+                batches of this kind, as an iterable or a `tf.data.Dataset`; or the path
+                of a `.npz` file, or of a folder of them. All forms:
                 `geutil.select.networks.data.batches`.
             **inputs: a value for each input: an array, or a value that converts to one.
 
         Returns:
-            The outputs by name, in order. Those of many batches are put together along
+            The outputs by name, in order. Those of many batches are concatenated along
             their first axis.
 
         Raises:
-            ArgumentTypeError: data is nothing that can be taken for inputs.
+            ArgumentTypeError: data cannot be converted to inputs.
             ModelError: an input is missing, unknown, or of another dtype or shape; the
-                outputs of many batches cannot be put together; an output depends on a
-                placeholder that is no input; a variable has no value; eager execution
-                is off.
+                outputs of many batches cannot be concatenated; an output depends on a
+                placeholder that is not an input; a variable has no value; eager
+                execution is off.
             tf.errors.OpError: an op fails.
 
         Cost: one execution; after an edit also a copy of the graph.
@@ -226,7 +225,7 @@ class Model(EditableModel):
             The outputs by name.
 
         Raises:
-            ArgumentTypeError: data is nothing that can be taken for inputs.
+            ArgumentTypeError: data cannot be converted to inputs.
             ModelError: as `ModelFunction.__call__`; or data may be many batches.
 
         Cost: as `run`.
@@ -243,7 +242,7 @@ class Model(EditableModel):
         return super().__call__(data, **inputs)
 
     def restore(self, checkpoint: str | Path) -> list[str]:
-        """Give the variables the values that they have in a checkpoint, by name.
+        """Load the values of the variables from a checkpoint, by name.
 
         For a graph that was not frozen, and the checkpoint of version 1 that belongs to
         it. Variables are shared: all models that read them see the values.
@@ -282,7 +281,7 @@ class Model(EditableModel):
 
     @tf.autograph.experimental.do_not_convert
     def to_function(self) -> ModelFunction:
-        """Return the model, as it is now, as a callable of tensors.
+        """Return the current model as a callable of tensors.
 
         It works in eager code and inside `tf.function`, and `tf.GradientTape`
         differentiates it, through its variables too. Later edits of the graph do not
@@ -293,7 +292,7 @@ class Model(EditableModel):
         scope.
 
         Raises:
-            ModelError: an output depends on a placeholder that is no input. Or a
+            ModelError: an output depends on a placeholder that is not an input. Or a
                 strategy of several replicas is in scope, and a variable has no copies,
                 or the graph itself moves one.
 
@@ -319,20 +318,19 @@ class Model(EditableModel):
     def freeze(self) -> Model:
         """Return the model with constants in place of its variables, in all signatures.
 
-        The constants have the values that the variables have now, and their names.
-        Readers of a variable read its constant, in loops and other functions too. The
-        ops compute the same, bit for bit; but TensorFlow's optimizer may fuse more of
-        them where it sees constants, which shows in the last bits. The arithmetic of
-        folds on variables is computed, and its weights and biases are constants. Tables
-        stay.
+        The constants have the current values of the variables, and their names. Readers
+        of a variable read its constant, in loops and other functions too. The ops
+        compute the same, bit for bit; but TensorFlow's optimizer may fuse more of them
+        where it sees constants, which can change the last bits. Weights and biases that
+        a fold computes from variables become constants, too. Tables stay.
 
         Returns:
             A model without variables. This one is unchanged.
 
         Raises:
-            ModelError: an op changes a variable, or needs it and not only its value; a
-                variable has no value; or the constants need more than the 2 GiB that
-                one protobuf holds (no variable is read then).
+            ModelError: an op changes a variable, or needs its handle and not only its
+                value; a variable has no value; or the constants need more than the 2
+                GiB that one protobuf holds (no variable is read then).
 
         Cost: linear in the ops of all signatures and the bytes of the variables.
 
@@ -354,7 +352,7 @@ class Model(EditableModel):
         return frozen_variables.freeze(self)
 
     def thaw(self, regex: str | re.Pattern[str]) -> Model:
-        """Return the model with variables in place of constants, to be trained again.
+        """Return the model with constants turned into trainable variables.
 
         Floating-point and complex constants whose op's name the regex matches become
         trainable variables with the constants' values and names. Constants of other
@@ -363,19 +361,17 @@ class Model(EditableModel):
         constants in version 1 loops. Matching constants that stay are logged.
 
         In other signatures, constants of the same name and value become the same
-        variables. Constants in the bodies of functions are no ops of the graph, and
-        stay.
+        variables. Constants in the bodies of functions stay.
 
         Args:
-            regex: an expression to look for in the names of ops (anywhere, as
-                `re.search`).
+            regex: a regular expression, searched in the names of ops by `re.search`.
 
         Returns:
             A model with more variables. This one is unchanged.
 
         Raises:
             ModelError: no constant matches, or none that matches can become a variable.
-            SelectionError: `regex` is no regular expression.
+            SelectionError: `regex` is not a regular expression.
 
         Cost: linear in the ops of all signatures and the bytes of the constants.
 
@@ -406,28 +402,28 @@ class Model(EditableModel):
     ) -> Path:
         """Write the model to a file or directory.
 
-        The old content stays whole until the new one is written in full.
+        An existing file or folder is replaced only after the new one is complete.
 
         Args:
-            path: where to.
+            path: the file or directory to write.
             format: "saved_model", a directory with variables, tables, assets and all
                 signatures; "graph_def" or "pbtxt", one file with this signature frozen,
                 in which input `x` is the placeholder `x` and output `y` the tensor
-                `y:0`. Nothing else reads it, so `geutil.model.open` finds it by itself
-                if an input leads to it (else `outputs=` is needed, which is logged).
+                `y:0`. No other op reads it, so `geutil.model.open` finds it if it
+                depends on an input (otherwise it needs `outputs=`, which is logged).
                 "tflite", one file with this signature, frozen, for TensorFlow Lite.
             overwrite: whether to replace the file or folder at `path`: a model by a
                 model, a file by a file.
             select_tf_ops: for "tflite", whether ops that TensorFlow Lite lacks may stay
-                TensorFlow's own, for interpreters that come with them.
+                TensorFlow ops, for interpreters that include these.
 
         Returns:
             The path.
 
         Raises:
-            ModelError: there is something at `path`; the format is unknown, or its name
-                says another one; or the model holds objects that the format cannot: the
-                message names it.
+            ModelError: `path` exists; the format is unknown, or does not match the
+                suffix of `path`; or the model holds objects that the format cannot
+                store: the message names them.
 
         Cost: linear in the ops and the bytes of the variables.
 
@@ -462,19 +458,19 @@ class Model(EditableModel):
     ) -> Model:
         """Return the part of the model between some tensors.
 
-        It has the variables that it needs and no other signatures, unless it gets a
-        name of its own.
+        It has the variables that it needs, and no other signatures unless `signature`
+        is given.
 
         Args:
-            inputs: the tensors that become inputs; those of the model that the outputs
-                need if None. Several tensors, ops or Keras layers with one output,
+            inputs: the tensors that become inputs; if None, the inputs that the outputs
+                need. Several tensors, ops or Keras layers with one output,
                 `layer.output`, or names (of ends, tensors, ops, layers or scopes), or a
                 mapping from the name of each new input. Without a mapping, ends and
-                layers keep their names and other tensors are called after their ops.
-            outputs: the tensors that become outputs, given likewise; those of the model
-                if None.
-            signature: the name of a new signature, which the part is beside all those
-                of the model: `save` writes them to one file, each weight once.
+                layers keep their names and other tensors are named after their ops.
+            outputs: the tensors that become outputs, in the same forms; those of the
+                model if None.
+            signature: the name of a new signature, added to those of the model: `save`
+                writes them to one file, each weight once.
 
         Returns:
             A new model.
@@ -513,27 +509,26 @@ class Model(EditableModel):
         """Return a model in which outputs of another one replace tensors of this one.
 
         Args:
-            other: the model that is put in. Where names of ops clash, its ops get a
-                scope; inputs and outputs whose names clash get a number.
-            replaced: for tensors of this model the outputs of `other` (by name) that
-                their readers read instead. A mapping or pairs; a tensor is given by
-                name, its own or that of a Keras layer, as `tensor.ref()` or, in pairs,
-                as it is.
-            feeds: for inputs of `other` (by name) the tensors of this model that they
-                are. The other inputs of `other` become inputs of the result.
+            other: the model to insert. If names of ops clash, its ops get a scope;
+                inputs and outputs whose names clash get a number.
+            replaced: a mapping, or pairs, from tensors of this model to the outputs of
+                `other` (by name) that replace them. A tensor is given by name, its own
+                or that of a Keras layer, as `tensor.ref()` or, in pairs, as it is.
+            feeds: a mapping from inputs of `other` (by name) to the tensors of this
+                model that feed them. Its other inputs become inputs of the result.
             scope: the scope of the ops of `other` where names clash.
-            signature: the name of a new signature, which the result is beside all those
-                of this model; see `prepend`.
+            signature: the name of a new signature, added to those of this model; see
+                `prepend`.
 
         Returns:
             A new model with the variables of both. Its outputs are those of this model
-            and those of `other` that replace nothing; inputs that are not needed any
-            more are left out. It takes the place of this model among its signatures,
-            of which the others stay; those of `other` are left out.
+            and those of `other` that replace nothing; inputs that are no longer needed
+            are dropped. It replaces this model among its signatures; the others stay,
+            and those of `other` are dropped.
 
         Raises:
             ModelError: an end or tensor does not exist; dtypes or shapes do not fit; or
-                the models would depend on each other in a circle.
+                the models would form a cycle.
 
         Cost: linear in the ops of both.
 
@@ -564,24 +559,24 @@ class Model(EditableModel):
     ) -> Model:
         """Return a model that computes this one and another one, side by side.
 
-        Joined to itself, a model is applied twice (a siamese network): its variables
-        are there once, are trained by both, and are saved once. Constants of the same
-        name and value are there once, too.
+        Joined to itself, a model is applied twice (a siamese network): both halves
+        share its variables, which are trained together and saved once. Constants of the
+        same name and value are shared, too.
 
         Args:
-            other: the model that goes beside this one.
+            other: the model to join to this one.
             inputs: the inputs that the two have in common: names, or a mapping from
                 those of `other` to those of this model. The other inputs of `other`
                 become inputs of the result.
             scope: the scope of the ops of `other` where names clash.
-            signature: the name of a new signature, which the result is beside all those
-                of this model; see `prepend`.
+            signature: the name of a new signature, added to those of this model; see
+                `prepend`.
 
         Returns:
-            A new model with the inputs, outputs and variables of both. An end of
-            `other` whose name this model has gets a number, and a warning says so;
-            `rename` gives it another name before. It takes the place of this model
-            among its signatures, as of `prepend`.
+            A new model with the inputs, outputs and variables of both. An input or
+            output of `other` whose name is taken gets a number, with a warning; call
+            `rename` first to avoid it. The result replaces this model among its
+            signatures, as in `prepend`.
 
         Raises:
             ModelError: an input does not exist; or dtypes or shapes do not fit.
@@ -614,20 +609,20 @@ class Model(EditableModel):
         *,
         signature: str | None = None,
     ) -> Model:
-        """Return a model that computes another one first, such as decoding a JPEG.
+        """Return a model with another one before it, such as a JPEG decoder.
 
         Args:
-            other: the model that goes before.
-            inputs: for inputs of this model the outputs of `other` that they are. If
-                None, those of the same name, or the only ones.
-            signature: the name of a new signature, which the result is beside all those
-                of this model: `save` writes them to one file, each weight once. If
-                None, the result has this model's name and place.
+            other: the model to prepend.
+            inputs: a mapping from inputs of this model to outputs of `other`. If None,
+                those of the same name are connected, or the only ones.
+            signature: the name of a new signature, added to those of this model: `save`
+                writes them to one file, each weight once. If None, the result replaces
+                this signature.
 
         Returns:
-            A new model, as of `splice`. The outputs of `other` that this model does not
-            read are among its outputs. The other signatures of this model stay as they
-            are; those of `other` are left out.
+            A new model, as from `splice`. The outputs of `other` that this model does
+            not read are among its outputs. The other signatures of this model stay as
+            they are; those of `other` are dropped.
 
         Raises:
             ModelError: as `splice`; or no names agree.
@@ -658,18 +653,18 @@ class Model(EditableModel):
         *,
         signature: str | None = None,
     ) -> Model:
-        """Return a model that computes another one last, such as a softmax.
+        """Return a model with another one after it, such as a softmax.
 
         Args:
-            other: the model that goes behind.
-            inputs: for inputs of `other` the tensors of this model that they are. If
-                None, the outputs of the same name, or the only ones.
-            signature: the name of a new signature, which the result is beside all those
-                of this model; see `prepend`.
+            other: the model to append.
+            inputs: a mapping from inputs of `other` to tensors of this model. If None,
+                outputs and inputs of the same name are connected, or the only ones.
+            signature: the name of a new signature, added to those of this model; see
+                `prepend`.
 
         Returns:
-            A new model, as of `splice`, but without the outputs that `other` reads. The
-            other signatures of this model stay; those of `other` are left out.
+            A new model, as from `splice`, but without the outputs that `other` reads.
+            The other signatures of this model stay; those of `other` are dropped.
 
         Raises:
             ModelError: as `splice`; or no names agree.
@@ -695,7 +690,7 @@ class Model(EditableModel):
         outputs: Mapping[str, str] | None = None,
         signature: str | None = None,
     ) -> Model:
-        """Return the model with other names for its ends or its signature.
+        """Return the model with its inputs, outputs or signature renamed.
 
         Args:
             inputs: the new name of each input to rename.
@@ -703,8 +698,8 @@ class Model(EditableModel):
             signature: the new name of the signature.
 
         Raises:
-            ModelError: there is no end of an old name, two would have the same name, or
-                there is such a signature.
+            ModelError: an old name does not exist, two ends would have the same name,
+                or the signature exists already.
 
         Cost: linear in the ops.
 
@@ -727,36 +722,36 @@ class Model(EditableModel):
         keep: Iterable[Any] = (),
         neutral: Mapping[str, Any] | None = None,
     ) -> Model:
-        """Return the model without the parts that serve training only.
+        """Return the model without the parts that only training needs.
 
         - Inputs and placeholders that switch between training and inference, such as
-          `is_training` or `keras_learning_phase`, become False; of each conditional the
-          branch that runs then is left.
-        - Dropout in all its forms, Gaussian noise, Gaussian and alpha dropout pass on
-          their input. The update of a seed goes with them.
+          `is_training` or `keras_learning_phase`, become False; of each conditional
+          only the branch that runs then is kept.
+        - Dropout in all its forms, Gaussian noise, Gaussian and alpha dropout become
+          the identity. The updates of their seeds are removed with them.
         - Batch norms that use the statistics of the batch read their moving averages
           instead. The updates of a graph identify these variables.
-        - Assert, Print, CheckNumerics and summaries go.
-        - Writes of variables go if they train, or if nothing that stays reads the
-          variable. Other side effects stay.
-        - Ops, inputs and variables that nothing needs any more go.
+        - Assert, Print, CheckNumerics and summaries are removed.
+        - Assignments to variables are removed if they train, or if nothing that stays
+          reads the variable. Other side effects stay.
+        - Ops, inputs and variables that are no longer needed are removed.
 
-        The result's `strip_report` lists all this, and each candidate that was left,
-        with the reason: random ops that are no known layer, dropout whose constants do
-        not fit, and ops in the bodies of loops and of kept calls.
+        The result's `strip_report` lists all this, and each candidate that was kept,
+        with the reason: random ops that belong to no known layer, dropout whose
+        constants do not fit, and ops in the bodies of loops and of kept calls.
 
         Args:
             switches: the value at inference of further inputs or placeholders, by name,
                 such as `{"keep_prob": 1.0}`; they become constants.
-            statistics: for batch norms whose moving averages the graph does not tell
-                (because nothing that runs updates them) the names of the variables of
-                mean and variance. The refusal names the batch norms.
+            statistics: the names of the variables of mean and variance, for batch norms
+                whose moving averages cannot be identified (because nothing that runs
+                updates them). The error names these batch norms.
             keep: names of ops, name scopes and Keras layers that stay as they are.
-            neutral: the results of ops at inference, by their names, where geutil does
-                not know them: a number for each value, such as False for a mask of
-                SpecAugment, or None for the first input that fits, such as the one that
-                noise is added to. An op whose shape is not known goes on running for
-                that; name the ops that draw its numbers, too.
+            neutral: the results at inference of ops that geutil does not know, by name:
+                a number for each value, such as False for a SpecAugment mask, or None
+                for the first input that fits, such as the one that noise is added to.
+                An op of unknown shape still runs, to provide the shape; name the ops
+                that draw its numbers, too.
 
         Returns:
             A new model. If there is nothing to strip, it equals this one.
@@ -766,7 +761,7 @@ class Model(EditableModel):
                 all such batch norms with the reasons; or a name does not exist, or a
                 value does not fit its switch or op.
 
-        Cost: linear in ops and edges, for each level of conditionals that are decided.
+        Cost: linear in ops and edges, for each nesting level of resolved conditionals.
 
         Example:
             >>> import tensorflow as tf
@@ -786,17 +781,17 @@ class Model(EditableModel):
         """Return the model without its capabilities beyond computing.
 
         Ops that read or write files, print, open connections and the like (see
-        `geutil.model.powers`) go, unless the value of an output needs them, or the new
-        value of a variable does; in the body of a branch, a loop or another function,
-        unless a result of that body needs them. Functions of a loaded object that no
-        signature calls are no part of a model, and are gone already.
+        `geutil.model.powers`) are removed, unless an output or the new value of a
+        variable depends on them; in the body of a branch, a loop or another function,
+        unless a result of that body does. Functions of a loaded object that no
+        signature calls are not part of a model, and are already gone.
 
         Returns:
             A new model, whose `strip_report` lists the removed ops, and those that
             could not be removed. If there is nothing to remove, it equals this one.
 
         Raises:
-            ModelError: TensorFlow refuses the graph that is left.
+            ModelError: TensorFlow refuses the resulting graph.
 
         Cost: linear in ops and edges, function bodies included.
 
@@ -819,32 +814,31 @@ class Model(EditableModel):
     def unroll(self, loops: Any = None, *, max_ops: int = 100_000) -> Model:
         """Return the model with its loops unrolled.
 
-        A loop is replaced by copies of its body, one for each time that it runs, as
-        Keras' recurrent layers do with `unroll=True`. Results stay the same. Then each
-        step is part of the graph: it can be selected, folded and quantized, and TFLite
-        needs no loop and no list. The graph grows with the number of steps; the weights
-        are shared by them.
+        A loop is replaced by copies of its body, one per iteration, as Keras' recurrent
+        layers do with `unroll=True`. Results stay the same. Then each step is part of
+        the graph: it can be selected, folded and quantized, and TFLite needs no loop
+        and no list. The graph grows with the number of steps; all steps share the
+        weights.
 
-        How often a loop runs must follow from constants and from shapes that are
-        known: a fixed number of steps, at any batch size. Lists (TensorArrays) whose
-        elements are all known become tensors. Loops in the bodies of loops are
-        unrolled, too. The model can be trained on, unless the body has a
-        `tf.custom_gradient` (swish and silu are one): its gradient reads tensors of the
-        loop, and TensorFlow refuses it.
+        The number of iterations must follow from constants and static shapes; the batch
+        size may be unknown. Lists (TensorArrays) whose elements are all known become
+        tensors. Loops in the bodies of loops are unrolled, too. The model can still be
+        trained, unless the body has a `tf.custom_gradient` (as swish and silu do): its
+        gradient reads tensors of the loop, which TensorFlow refuses.
 
         Args:
-            loops: the loops to unroll: ops, regexes that are searched in names, or
-                nested lists of these; None is all of them.
-            max_ops: how many ops the unrolled graph may have.
+            loops: the loops to unroll: ops, regexes searched in names, or nested lists
+                of these; None unrolls all.
+            max_ops: the largest allowed number of ops in the unrolled graph.
 
         Returns:
             A new model.
 
         Raises:
-            ModelError: there is no such loop; how often one runs is not known; or there
-                would be more ops than `max_ops`.
+            ModelError: there is no such loop; the number of iterations of one is
+                unknown; or there would be more ops than `max_ops`.
 
-        Cost: some 0.3 ms for each op of the result.
+        Cost: about 0.3 ms for each op of the result.
 
         Example:
             >>> import tensorflow as tf
@@ -863,21 +857,20 @@ class Model(EditableModel):
         """Return the model with some ops replaced.
 
         Args:
-            ops: the ops to replace: a type of op; a Keras layer that computes with one
-                op, or its name; or an op, a regex that is searched in names, or several
-                of these.
+            ops: the ops to replace: an op type; a Keras layer that computes with one
+                op, or its name; an op; a regex searched in names; or several of these.
             replacement: a function, such as a custom op or a `tf.function`. It is
                 called with the inputs of each op, in the op's graph, name scope and
-                device, and returns a tensor for each output. Or the name of another
-                type of op, which gets the inputs and attributes of the old one.
+                device, and returns a tensor for each output. Or the name of another op
+                type, which gets the inputs and attributes of the old one.
 
         Returns:
-            A new model. The replacements wait for the control inputs of the old ops.
+            A new model. The replacements get the control inputs of the old ops.
 
         Raises:
-            ModelError: nothing is selected, an op is selected that no output needs or
-                that corresponds to an input or variable, or the replacement returns
-                other dtypes, shapes or numbers of tensors.
+            ModelError: no op is selected; a selected op is needed by no output, or is
+                an input or variable; or the replacement returns other dtypes, shapes or
+                numbers of tensors.
 
         Cost: linear in the ops, plus the replacements.
 
@@ -903,38 +896,38 @@ class Model(EditableModel):
         samples: Mapping[str, Any] | None = None,
         verify: bool = True,
     ) -> Model:
-        """Return the model with another batch size: a number, or None for any.
+        """Return the model with another batch size: a number, or None for any size.
 
-        The first axis of the inputs is the batch. Constants that hold on to its old
-        size (targets of Reshape, states of loops that start at zeros, sizes of slices
-        and of transposed convolutions, loops over the rows, as `tf.map_fn` makes them,
-        and others) are found by letting TensorFlow infer all shapes for another size,
-        and are replaced. That the result is right is then proved by running both models
-        on random inputs: at the old size the results are the same, and at others each
-        row equals the old model's result for that row, up to rounding (32 times the
-        effect of changing the inputs in the last bit). Where an output comes out the
-        same for all rows, as in many untrained networks, the tensors behind it are
-        compared, and rows are drawn that differ more.
+        The first axis of the inputs is the batch dimension. Constants that contain its
+        old size (targets of Reshape, zero initial states of loops, sizes of slices and
+        of transposed convolutions, loops over the rows, as `tf.map_fn` makes them, and
+        others) are found by inferring all shapes for another size, and are replaced.
+        The result is then verified by running both models on random inputs: at the old
+        size the results are the same, and at others each row equals the old model's
+        result for that row, up to rounding (32 times the effect of changing the inputs
+        in the last bit). If an output is the same for all rows, as in many untrained
+        networks, the tensors that it is computed from are compared, and rows are drawn
+        that differ more.
 
         Args:
             size: the new batch size.
             inputs: the inputs with a batch axis; if None, all but scalars.
-            samples: rows to run on for the proof, for some inputs; other inputs are
-                drawn: normal floats, integers 0 and 1, or below the length of the
+            samples: rows to verify with, for some inputs; other inputs are drawn at
+                random: normal floats, integers 0 and 1, or below the length of the
                 indexed axis.
-            verify: whether to prove the result by running it; if False, it is made by
-                the rules alone, which can misjudge the meaning of a constant 1.
+            verify: whether to verify the result by running it; if False, only the rules
+                decide, which can misjudge the meaning of a constant 1.
 
         Returns:
-            A new model, with the other signatures as they are.
+            A new model; its other signatures are unchanged.
 
         Raises:
-            ModelError: ops hold on to the old size, and the message lists each with its
-                constants, the reason and the remedy; or the proof fails, or is not
-                possible: the rows of an output depend on each other, the model has side
-                effects, it computes something else each time.
+            ModelError: ops still contain the old size, and the message lists each with
+                its constants, the reason and the remedy; or the verification fails, or
+                is not possible: the rows of an output depend on each other, the model
+                has side effects, or its results differ from run to run.
 
-        Cost: some 300 us an op, a copy of the graph and some ten executions.
+        Cost: about 300 us per op, a copy of the graph and about ten executions.
 
         Example:
             >>> import tensorflow as tf
@@ -961,30 +954,30 @@ class Model(EditableModel):
         rtol: float = 1e-5,
         atol: float = 1e-6,
     ) -> Comparison:
-        """Run two models on the same inputs and say how far their outputs are apart.
+        """Run two models on the same inputs and compare their outputs.
 
-        Outputs are paired by name; where the two models share no name and have equally
-        many, in order. Elements agree if |a - b| <= atol + rtol * |b|, where b is the
-        other model's; NaN agrees with NaN, and an infinity with itself. Integers,
+        Outputs are paired by name, or by position if the two models share no name and
+        have equally many. Elements agree if |a - b| <= atol + rtol * |b|, where b is
+        the other model's; NaN agrees with NaN, and an infinity with itself. Integers,
         booleans and strings are compared exactly.
 
         Args:
-            other: the other model, with inputs of the same names; where each has but
-                one input, it may have any name.
+            other: the other model, with inputs of the same names; if each model has
+                only one input, the names may differ.
             inputs: the inputs to run on, as `run` takes them: by name, or many batches,
-                each a sample. If None, they are drawn from dtypes and shapes, the same
-                ones each time: normal floats, integers 0 and 1, or below the length of
-                the indexed axis (`uint8` to 255), strings of four letters. An unknown
-                first dimension is that of the inputs that know it, else 3; other
-                unknown ones are 8, in images 32. Pass inputs for a model that takes
-                nothing of this kind.
+                each a sample. If None, they are drawn at random for the dtypes and
+                shapes, with a fixed seed: normal floats, integers 0 and 1, or below the
+                length of the indexed axis (`uint8` to 255), strings of four letters. An
+                unknown first dimension is taken from the inputs that know it, else 3;
+                other unknown ones are 8, in images 32. Pass inputs if the model needs
+                others.
             samples: how many inputs to draw.
             rtol: the relative tolerance.
             atol: the absolute tolerance.
 
         Returns:
-            The comparison, true if all outputs agree; `str` of it says for each output
-            how large the largest difference is, and where.
+            The comparison, true if all outputs agree; its `str` gives the largest
+            difference of each output and its position.
 
         Raises:
             ModelError: inputs or outputs of the two do not match, or one of them fails
@@ -1018,14 +1011,14 @@ class Body(EditableBody, Model):
     """The body of a function that a model calls, as a model.
 
     `Model.functions` makes bodies. They are edited like any model: on `graph`, with any
-    function of geutil. Whenever the model that calls the function is used next, the
-    edited body is written back and all callers call it. A variable that an edit reads
-    becomes an argument, which the callers pass.
+    function of geutil. When the model that calls the function is used next, the edited
+    body is written back for all callers. A variable that an edit reads becomes an
+    argument, which the callers pass.
 
     Attributes:
         inputs: the arguments by name, in order: placeholders of the graph.
         outputs: the results by name, in order; they can be set to other tensors.
-        live: the graph, while nothing is written back on access.
+        live: the graph, without writing edited bodies back on access.
     """
 
     def __init__(
@@ -1048,7 +1041,7 @@ class Body(EditableBody, Model):
         """The body as a `tf.Graph` to edit; see `Model.graph`.
 
         Raises:
-            ModelError: an edited body of a function that this one calls cannot be
+            ModelError: the edited body of a function called by this one cannot be
                 written back.
         """
         sync_below(self._library, self._entry)
@@ -1081,12 +1074,12 @@ class Body(EditableBody, Model):
     def add_input(
         self, name: str, dtype: Any, shape: Any = None, *, value: Value
     ) -> Tensor:
-        """Add an argument, and give all callers a value to pass for it.
+        """Add an argument, and a value for it to each call.
 
         The functions of a loop share their arguments, and so do the branches of a
-        conditional: all of them get it. In a loop it is a variable that the body
-        returns as it is. An op that calls the function is replaced by one with one more
-        input; the old op stays, and nothing reads it.
+        conditional: all of them get it. In a loop it is a loop variable that the body
+        returns unchanged. An op that calls the function is replaced by one with one
+        more input; the old op stays, unread.
 
         Args:
             name: its name.
@@ -1101,8 +1094,8 @@ class Body(EditableBody, Model):
             The argument, a placeholder of the body's graph.
 
         Raises:
-            ModelError: there is an input of that name; a value does not fit; or an op
-                of another kind than calls, loops and conditionals calls the function.
+            ModelError: an input of that name exists; a value does not fit; or the
+                function is called by an op other than a call, loop or conditional.
 
         Cost: linear in the graphs of the function, its callers and theirs.
 
@@ -1129,10 +1122,10 @@ class Body(EditableBody, Model):
         return function_edits.add_input(self._library, self._entry, spec, value)
 
     def remove_input(self, name: str) -> None:
-        """Take an argument away that nothing reads, from all callers too.
+        """Remove an argument that nothing reads, from all callers too.
 
-        In a loop, a variable can go that the condition does not read and the body
-        returns as it is.
+        A loop variable can be removed if the condition does not read it and the body
+        returns it unchanged.
 
         Args:
             name: its name.
@@ -1149,7 +1142,7 @@ class Body(EditableBody, Model):
     def add_output(
         self, name: str, tensor: Tensor | Mapping[str, Tensor]
     ) -> tuple[Tensor, ...]:
-        """Add a result, which all callers return from now on.
+        """Add a result, which becomes a new output of all callers.
 
         Args:
             name: its name.
@@ -1160,7 +1153,7 @@ class Body(EditableBody, Model):
             The new output of each caller.
 
         Raises:
-            ModelError: there is an output of that name; a branch is missing; branches
+            ModelError: an output of that name exists; a branch is missing; branches
                 differ in dtype; or a loop calls the function: its outputs are its
                 inputs.
 
@@ -1170,16 +1163,16 @@ class Body(EditableBody, Model):
         return function_edits.add_output(self._library, self._entry, name, tensor)
 
     def remove_output(self, name: str) -> None:
-        """Take a result away that no caller's consumers read.
+        """Remove a result that no caller's consumers read.
 
-        Branches of a conditional lose the result at the same place.
+        All branches of a conditional lose the result at this position.
 
         Args:
             name: its name.
 
         Raises:
             ModelError: an op reads it from a caller: the message names both; it is the
-                only one; or a loop calls the function.
+                only result; or a loop calls the function.
 
         Cost: linear in the graphs of the function, its callers and theirs.
         """

@@ -54,52 +54,51 @@ def open(
 ) -> Model:
     """Open a model to edit it.
 
-    No op of the model runs, except those that `tf.saved_model.load` runs itself: it
-    fills the tables. Where a file can do more than compute, a warning says so before.
+    No op of the model runs, except those that `tf.saved_model.load` runs to fill the
+    tables. If a file can do more than compute, a warning says so first.
 
     Reference variables of version 1 become resource variables, in branches and loops,
-    too. Of a graph that a script froze with ops that change variables, in a branch for
-    training, say, all is opened that the outputs need: such an op computes the value
-    that it would set, nothing keeps it, and a warning names the op.
+    too. A graph may have been frozen together with ops that change variables, for
+    example in a training branch. If the outputs need such an op, it computes the value
+    that it would assign without storing it, and a warning names it.
 
-    A TFLite file has ops and weights of its own, and no graph of TensorFlow: it is
-    opened as the `geutil.tflite.LiteFile` that `geutil.tflite.open` returns.
+    A TFLite file is not a TensorFlow graph: it is opened as the
+    `geutil.tflite.LiteFile` that `geutil.tflite.open` returns.
 
     Args:
         source: a SavedModel directory, a `.pb` or `.pbtxt` file with a GraphDef, a
             `.keras` or `.h5` file, a `.tflite` file, a `tf.compat.v1.GraphDef`, a
             `tf.Graph`, a concrete function, a `tf.function` with an input signature,
-            or a Keras model, of tf_keras too (opened as it is called for inference).
+            or a model of Keras or tf_keras (opened as it is called for inference).
         signature: the signature of a SavedModel; `serving_default` or the only one if
             None. Other sources have one signature, which gets this name.
-        tags: the tags of a MetaGraph in the SavedModel; the one tagged `serve`, or the
-            only one, if None.
-        inline: whether calls of functions are replaced by the functions' bodies. Loops
-            and conditionals remain ops either way.
+        tags: the tags of a MetaGraph in the SavedModel; if None, `serve`, or the only
+            one.
+        inline: whether to replace function calls by the functions' bodies. Loops and
+            conditionals remain ops either way.
         inputs: for a graph, the tensors that are its inputs; a mapping also gives them
             names. If None, its placeholders.
         outputs: for a graph, the tensors that are its outputs; a mapping also gives
-            them names. If None, the tensors without readers.
+            them names. If None, the tensors that no op reads.
         session: for a `tf.Graph`, the Session that holds its variables' values.
         powers: "compute" refuses a file that can do more than compute and keep its own
-            state, before anything of it is loaded; see `geutil.model.powers`. "any"
-            warns of it.
-        isolated: whether a file is opened in another process first, which takes as long
-            again and some seconds: where TensorFlow aborts, that process dies, and the
-            file is refused.
-        trainable: of a SavedModel, the names of the variables that are trained, or of
-            scopes around them. Only files of `Model.export` record layers that Keras
-            froze; in those of `tf.saved_model.save` frozen layers are as trainable as
-            others.
+            state, before loading any of it; see `geutil.model.powers`. "any" only
+            warns.
+        isolated: whether to open a file in another process first, which doubles the
+            time and adds some seconds: if TensorFlow aborts, only that process dies,
+            and the file is refused.
+        trainable: for a SavedModel, the names of the trainable variables, or of scopes
+            around them. Only files of `Model.export` record layers that Keras froze; in
+            those of `tf.saved_model.save` frozen layers are as trainable as others.
 
     Returns:
-        The model of one signature; the others are in its `signatures`. Of a TFLite
-        file a `LiteFile`.
+        The model of one signature; the others are in its `signatures`. For a TFLite
+        file, a `LiteFile`.
 
     Raises:
         ModelError: the source cannot be opened; the message names the kind found and
-            the accepted ones. Or it can do what `powers` does not allow, or ends the
-            process that opens it. A name in `trainable` is that of no variable.
+            the accepted ones. Or it can do what `powers` does not allow, or crashes the
+            process that opens it. Or a name in `trainable` matches no variable.
 
     Cost: linear in ops, function bodies included, and in the bytes of the variables.
 
@@ -394,24 +393,23 @@ def from_tflite(
 ) -> Model:
     """Return the model of a TFLite file, which can be trained and converted again.
 
-    Each op of the file becomes ops of TensorFlow, which have the names of its tensors.
-    Weights become variables that are trained, biases and float16 weights among them;
-    integers become the numbers that they represent, and are rounded by FakeQuant ops
-    with the ranges of the file, so that no range has to be calibrated. Inputs and
-    outputs of integers with steps are float32.
+    Each op of the file becomes TensorFlow ops, named after its tensors. Weights become
+    trainable variables, biases and float16 weights included; integers become the
+    numbers that they represent, and are rounded by FakeQuant ops with the ranges of the
+    file, so that no range has to be calibrated. Quantized inputs and outputs become
+    float32.
 
     Args:
-        file: an open file, as it is now, its edits included; the path of a file, or
-            the bytes of one.
+        file: an open `LiteFile`, with its edits; the path of a file, or its bytes.
         signature: the signature to return; `serving_default` or the only one if None.
 
     Returns:
         The model of one signature; the others are in its `signatures`.
 
     Raises:
-        ModelError: TensorFlow has no op for one of the file, such as a custom op of
-            others; or there is no such signature.
-        BrokenFileError: it is no TFLite file, or is not whole.
+        ModelError: an op of the file has no TensorFlow equivalent, such as an unknown
+            custom op; or there is no such signature.
+        BrokenFileError: it is not a TFLite file, or is damaged.
 
     Cost: linear in ops, and in the bytes of the weights.
 

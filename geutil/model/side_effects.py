@@ -1,4 +1,4 @@
-"""Side effects: those that outputs need stay, others go with all that served them.
+"""Side effects: those that outputs need stay; others are removed with their inputs.
 
 Writes of variables that nothing reads, reports and assertions serve training and
 diagnosis alone.

@@ -15,14 +15,14 @@ _SHOWN = 20
 
 @dataclass(frozen=True)
 class Stripped:
-    """One part that serves training, and its fate.
+    """One part of a model that serves training, and the action taken.
 
     Attributes:
-        action: "removed"; "turned" into its form at inference; or "kept".
+        action: "removed"; "turned" into its inference form; or "kept".
         kind: "switch", "dropout", "noise", "random", "batch norm", "diagnostic", "side
             effect", "input", "variable" or "body".
         name: the op, input or variable.
-        reason: why.
+        reason: the reason for the action.
         keras_layer: the path of the Keras layer that it is in; "" if there is none.
 
     Example:
@@ -47,7 +47,7 @@ class StripReport(Shown):
     """The changes and omissions of `Model.strip_training`, each with the reason.
 
     Attributes:
-        entries: one for each candidate, in the order in which they were decided.
+        entries: one for each candidate, in the order of the decisions.
         dropped_ops: the names of the ops that are not in the result, in graph order.
 
     Example:
@@ -66,19 +66,19 @@ class StripReport(Shown):
 
     @property
     def turned(self) -> tuple[Stripped, ...]:
-        """The parts that were turned into their form at inference."""
+        """The parts that were replaced by their inference form."""
         return self._by("turned")
 
     @property
     def kept(self) -> tuple[Stripped, ...]:
-        """The candidates that were left as they are."""
+        """The candidates that were kept."""
         return self._by("kept")
 
     def _by(self, action: Action) -> tuple[Stripped, ...]:
         return tuple(entry for entry in self.entries if entry.action == action)
 
     def __bool__(self) -> bool:
-        """Tell whether anything was removed or turned."""
+        """Return whether anything was removed or turned."""
         return bool(self.removed or self.turned)
 
     def __str__(self) -> str:
@@ -108,5 +108,5 @@ class StripOptions:
     neutral: Mapping[str, Any] = field(default_factory=dict)
 
     def keeps(self, name: str) -> bool:
-        """Tell whether an op of that name stays as it is."""
+        """Return whether an op of that name stays as it is."""
         return any(name == scope or name.startswith(f"{scope}/") for scope in self.keep)

@@ -1,4 +1,4 @@
-"""Simulated quantization: FakeQuant ops in a graph, trained or calibrated, to int8."""
+"""Simulated quantization with FakeQuant ops, and conversion to integer TFLite files."""
 
 from geutil.quantize.bits.bit_plan import BitOption, BitPlan, CurvePoint, LayerBits
 from geutil.quantize.bits.bit_search import choose_bits

@@ -45,7 +45,7 @@ class RewriteReport:
         return self.folds.step if step is None else step
 
     def tensor(self, tensor: Tensor) -> Tensor:
-        """Return the tensor to fetch, or to return, in the place of another one.
+        """Return the tensor to fetch, or to return, instead of another one.
 
         This is its quantized version; for a folded fused batch norm, that of the folded
         layer.
@@ -70,15 +70,15 @@ def create_training_graph(
     """Rewrite a graph for training with simulated quantization, in place.
 
     Batch norms are folded as `geutil.batchnorm.fold_batch_norms` does in training, and
-    never change over to their moving statistics; then FakeQuant ops are inserted as
-    `geutil.quantize.quantize` does, whose ranges every step learns. Call it when the
-    graph is whole and has no gradients yet. A second call changes nothing.
+    never switch to their moving statistics; then FakeQuant ops are inserted as by
+    `geutil.quantize.quantize`, whose ranges are learnt in every step. Call it when the
+    graph is complete and has no gradients yet. A second call changes nothing.
 
     Args:
         input_graph: the graph; None is the default one, which may be the FuncGraph of
             a function that is being traced.
         quant_delay: the training step, counted from 1, from which on values are
-            rounded. Let the network settle first where it is trained from scratch.
+            rounded. Let a network that is trained from scratch converge first.
         statistics: the source of the batch's statistics: "exact" runs each layer
             twice, "one_pass" once; see `geutil.batchnorm.fold_batch_norms`.
 
@@ -116,8 +116,8 @@ def create_eval_graph(input_graph: Graph | None = None) -> RewriteReport:
     """Rewrite a graph for evaluation with simulated quantization, in place.
 
     Batch norms at inference are folded, and FakeQuant ops are inserted that read their
-    ranges from variables. These have the names that they have in the training graph of
-    the same code, so a checkpoint of it sets them. A second call changes nothing.
+    ranges from variables. These have the same names as in the training graph built by
+    the same code, so its checkpoint restores them. A second call changes nothing.
 
     Args:
         input_graph: the graph; None is the default one.
@@ -126,7 +126,7 @@ def create_eval_graph(input_graph: Graph | None = None) -> RewriteReport:
         The folded and quantized ops, and the others with the reason.
 
     Raises:
-        ArgumentTypeError: `input_graph` is no graph.
+        ArgumentTypeError: `input_graph` is not a graph.
         QuantizeError: the graph holds gradients or optimizer ops; nothing is changed.
         StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
             forbidden.
@@ -159,23 +159,23 @@ def experimental_create_training_graph(
     *,
     statistics: str = "exact",
 ) -> RewriteReport:
-    """Rewrite as `create_training_graph` does, with more options.
+    """Rewrite a graph like `create_training_graph`, with more options.
 
     Args:
         input_graph: the graph; None is the default one.
         weight_bits: bits of weights, 2 to 16.
         activation_bits: bits of activations, 2 to 16.
-        symmetric: let ranges of weights be symmetric and narrow, as TFLite needs them:
-            it converts others, but refuses to allocate tensors. This is why it is the
-            default, other than in tf.contrib.quantize. Ranges of activations are
-            asymmetric in any case.
+        symmetric: whether ranges of weights are symmetric and narrow, as TFLite
+            requires: it converts others, but refuses to allocate tensors. This is why
+            it is the default, unlike in tf.contrib.quantize. Ranges of activations are
+            always asymmetric.
         quant_delay: the training step, counted from 1, from which on values are
             rounded.
         freeze_bn_delay: the training step, counted from 1, from which on batch norms
             use their moving statistics, as in the eval graph. None never does; a number
-            fits one network and batch size only. Some time before the end of training
-            is good, when the averages have settled.
-        scope: fold and quantize in this name scope only; None is all.
+            fits one network and batch size only. A good choice is some time before the
+            end of training, when the averages have converged.
+        scope: the name scope in which to fold and quantize; None is the whole graph.
         statistics: the source of the batch's statistics: "exact" runs each layer
             twice, "one_pass" once; see `geutil.batchnorm.fold_batch_norms`.
 
@@ -219,15 +219,15 @@ def experimental_create_eval_graph(
     quant_delay: int | None = None,
     scope: str | None = None,
 ) -> RewriteReport:
-    """Rewrite as `create_eval_graph` does, with more options.
+    """Rewrite a graph like `create_eval_graph`, with more options.
 
     Args:
         input_graph: the graph; None is the default one.
         weight_bits: bits of weights, 2 to 16.
         activation_bits: bits of activations, 2 to 16.
-        symmetric: let ranges of weights be symmetric and narrow, as TFLite needs them.
+        symmetric: whether weight ranges are symmetric and narrow, as TFLite requires.
         quant_delay: None or 0: an eval graph counts no steps, and always quantizes.
-        scope: fold and quantize in this name scope only; None is all.
+        scope: the name scope in which to fold and quantize; None is the whole graph.
 
     Returns:
         The folded and quantized ops, and the others with the reason.

@@ -222,10 +222,10 @@ class Equalized:
     Attributes:
         first: the layer, by the name of its op.
         seconds: the layers that scale its channels back.
-        channels: how many channels there are.
-        before: the largest range of a channel's weights in the first layer over the
-            smallest one, those of zeros left out.
-        after: the same, now.
+        channels: the number of channels.
+        before: the ratio of the largest to the smallest range of a channel's weights in
+            the first layer, without all-zero channels.
+        after: the same ratio afterwards.
         replaced: the Relu6 ops that were replaced with Relu.
         signature: the signature whose graph it is in.
     """
@@ -245,8 +245,8 @@ class NotEqualized:
 
     Attributes:
         layer: the layer, by the name of its op.
-        op: the op that stands in the way.
-        reason: why.
+        op: the op that prevents it.
+        reason: why the channels were not scaled.
         signature: the signature whose graph it is in.
     """
 
@@ -258,11 +258,11 @@ class NotEqualized:
 
 @dataclass(frozen=True)
 class EqualizeReport:
-    """Every layer of a model: equalized with those behind it, or not and why.
+    """Every layer of a model: equalized with the next layers, or not and why.
 
     Attributes:
         equalized: the layers whose channels were scaled.
-        refused: those whose were not.
+        refused: the layers whose channels were not scaled.
     """
 
     equalized: tuple[Equalized, ...]
@@ -310,34 +310,34 @@ class _Scaled:
 
 @tf.autograph.experimental.do_not_convert
 def equalize(model: Any, *, replace_relu6: bool = False) -> EqualizeReport:
-    """Give the channels of neighbouring layers like ranges, in place.
+    """Equalize the ranges of channels across neighbouring layers, in place.
 
-    A channel of a layer whose weights are small beside those of other channels loses
-    most of its bits where all channels share one range. Behind Relu, LeakyRelu or
-    nothing at all a layer's channels can be scaled, and scaled back by the weights of
-    the next layer; the scales are chosen so that a channel has the same range in both
-    (Nagel et al. 2019, arXiv 1906.04721, section 4.1). The results of the model stay,
-    up to rounding. Fold batch norms first, and quantize afterwards.
+    If all channels of a layer share one range, a channel whose weights are much smaller
+    than others loses most of its bits. If a layer is followed by Relu, LeakyRelu or no
+    activation, its channels can be scaled, and scaled back by the weights of the next
+    layer; the scales are chosen so that a channel has the same range in both (Nagel et
+    al. 2019, arXiv 1906.04721, section 4.1). The results of the model stay the same, up
+    to rounding. Fold batch norms first, and quantize afterwards.
 
-    Constants become other constants. Variables stay as they are, and so do other
-    models that read them: new ops multiply their values by constant scales, which fit
-    the current values. Each signature is equalized by itself.
+    Constants are replaced. Variables do not change, nor do other models that read them:
+    new ops multiply their values by constant scales, which fit the current values. Each
+    signature is equalized separately.
 
     Args:
         model: a `geutil.model.Model`.
-        replace_relu6: use Relu in place of a Relu6 that stands between two layers.
-            The results of the model stay only where the Relu6 does not clip.
+        replace_relu6: whether to replace a Relu6 between two layers by Relu. The
+            results of the model stay the same only if the Relu6 does not clip.
 
     Returns:
-        Every layer: equalized with those behind it, or not and why.
+        Every layer: equalized with the next layers, or not and why.
 
     Raises:
-        ArgumentTypeError: it is no model.
+        ArgumentTypeError: `model` is not a model.
         QuantizeError: it is quantized already; nothing is changed.
         StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
             forbidden.
 
-    Cost: linear in ops and edges, and some hundred sweeps over the weights.
+    Cost: linear in ops and edges, and about a hundred sweeps over the weights.
 
     Example:
         >>> import tensorflow as tf

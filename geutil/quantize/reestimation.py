@@ -51,11 +51,11 @@ class InferenceNorm:
 
 @dataclass(frozen=True)
 class Missed:
-    """A batch norm that is left as it is.
+    """A batch norm that keeps its statistics.
 
     Attributes:
         norm: its name.
-        reason: why.
+        reason: why it keeps them.
     """
 
     norm: str
@@ -230,8 +230,8 @@ class Reestimated:
         mean: the new mean of each channel.
         variance: the new variance of each channel.
         folded: whether it is folded into a layer.
-        kept: how many channels kept their statistics, since a folded norm multiplies
-            them by zero.
+        kept: the number of channels that kept their statistics, since a folded norm
+            multiplies them by zero.
     """
 
     norm: str
@@ -247,8 +247,8 @@ class ReestimateReport:
 
     Attributes:
         reestimated: the batch norms with new statistics, in topological order.
-        missed: those that were left as they are.
-        batches: how many batches there were.
+        missed: the batch norms that keep their statistics.
+        batches: the number of batches.
     """
 
     reestimated: tuple[Reestimated, ...]
@@ -298,32 +298,32 @@ class ChannelMoments:
 
 @tf.autograph.experimental.do_not_convert
 def reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport:
-    """Set the moving statistics of batch norms to those of data.
+    """Re-estimate the moving statistics of batch norms from data.
 
-    Training for quantization, or a change of the weights, leaves moving averages
-    behind that fit an earlier network. Here the mean and variance of the input of each
-    batch norm are taken over all values of the data, as if it were one batch: there is
-    no momentum. Batch norms are set in topological order, so that each one sees the
-    results of those before it with their new statistics. FakeQuant ops count, with
-    their ranges as they are, so that the statistics are those of the quantized network.
+    After training for quantization, or a change of the weights, moving averages fit an
+    earlier network. This function computes the mean and variance of the input of each
+    batch norm over all data, as if it were one batch, without momentum. Batch norms are
+    updated in topological order, so that each one sees the results of earlier ones with
+    their new statistics. FakeQuant ops are applied with their current ranges, so that
+    the statistics are those of the quantized network.
 
     Norms may be folded: the weights of their layers read the variables, and follow.
-    Their ranges do not; calibrate a model again that is not quantized for training.
-    Norms whose statistics are constants cannot be set, and are listed; of those that
-    were folded as constants there is no trace left.
+    Their ranges do not; recalibrate a model that is not quantized for training. Norms
+    whose statistics are constants cannot be updated, and are listed, except those that
+    were folded as constants, which leave no trace.
 
     Args:
         model: a `geutil.model.Model` at inference.
-        dataset: the data, as `calibrate` takes it. It is gone through once, and held
-            in memory.
+        dataset: the data, as `calibrate` takes it. It is iterated once, and kept in
+            memory.
 
     Returns:
-        Every batch norm: with its new statistics, or left as it is and why.
+        Every batch norm: with its new statistics, or unchanged and why.
 
     Raises:
-        ArgumentTypeError: it is no model, or data of another type.
-        QuantizeError: the data is empty or does not fit the inputs, or a norm is given
-            NaN or infinite values; no variable is changed.
+        ArgumentTypeError: `model` is not a model, or the data has another type.
+        QuantizeError: the data is empty or does not fit the inputs, or a norm reads NaN
+            or infinite values; no variable is changed.
 
     Cost: runs of the model up to each batch norm, for each batch; batch norms that do
     not depend on each other run together.

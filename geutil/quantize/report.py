@@ -20,17 +20,17 @@ class Quantized:
     Attributes:
         op: the op, by name.
         op_type: its type.
-        kernel: the op whose kernel computes it: itself, or the one that it is fused
+        kernel: the op whose kernel computes it: itself, or the op that it is fused
             into.
         weights: how its weights are stored; None if it has none.
         weights_range: the name of their range, as in `<name>/min`.
-        result: how its result is stored; None if that is the business of another op.
-        result_range: the name of its range; "" if it is fixed or handed on.
-        into: the tensor that holds its result quantized, by name: the tensor to fetch.
-            "" where that is the result of another op.
-        signature: of a model, the signature whose graph it is in; "" for graphs.
-        note: why its weights are stored otherwise than the scheme stores most; "" if
-            they are not.
+        result: how its result is stored; None if another op stores it.
+        result_range: the name of its range; "" if it is fixed or forwarded.
+        into: the tensor with its quantized result, by name: the tensor to fetch. "" if
+            that is the result of another op.
+        signature: the signature of the model whose graph it is in; "" for graphs.
+        note: why its weights deviate from the usual storage of the scheme; "" if they
+            do not.
         keras_layer: the path of the Keras layer that it is in; "" if there is none.
     """
 
@@ -61,15 +61,15 @@ class Quantized:
 
 @dataclass(frozen=True)
 class Skipped:
-    """An op that was left alone.
+    """An op that was not quantized.
 
     Attributes:
         op: the op, by name.
         op_type: its type.
-        reason: why.
-        has_kernel: whether TFLite has an int8 kernel for it, so that it counts for the
+        reason: why it was not quantized.
+        has_kernel: whether TFLite has an int8 kernel for it, so that it counts in the
             coverage.
-        signature: of a model, the signature whose graph it is in; "" for graphs.
+        signature: the signature of the model whose graph it is in; "" for graphs.
         keras_layer: the path of the Keras layer that it is in; "" if there is none.
     """
 
@@ -83,16 +83,16 @@ class Skipped:
 
 @dataclass(frozen=True)
 class QuantizeReport(Shown):
-    """Every op of a graph that computes with data: quantized, or not and why.
+    """The ops of a graph that compute with data: quantized, or not and why.
 
     Attributes:
         quantized: the ops that are quantized, in the order of the graph.
-        skipped: those that are not.
-        warnings: oddities of the call, such as a scope without ops.
+        skipped: the ops that are not quantized.
+        warnings: possible mistakes in the call, such as a scope without ops.
         variables: the variables of the ranges by name: `<range>/min` and `/max`, and
             `<range>/learnt`, which counts a moving average in training.
         step: the variable that counts the training steps, where one does.
-        rewritten: ops written in another form, which has int8 kernels.
+        rewritten: ops that were rewritten in a form that has int8 kernels.
     """
 
     quantized: tuple[Quantized, ...]
@@ -106,7 +106,7 @@ class QuantizeReport(Shown):
 
     @property
     def coverage(self) -> float:
-        """The share of quantized ops among those that int8 kernels exist for.
+        """The fraction of ops with int8 kernels that are quantized.
 
         1.0 if there are none.
         """
@@ -117,11 +117,11 @@ class QuantizeReport(Shown):
     def tensor(self, tensor: Tensor) -> Tensor:
         """Return the quantized version of a tensor of the graph, or the tensor itself.
 
-        Names and Python variables keep their meaning. Fetch this tensor in the place of
-        a result without readers, or return it from a function that is being traced.
+        Names and Python variables still refer to the old tensors. Fetch this tensor
+        instead of a final result, or return it from a function that is being traced.
 
         Raises:
-            ArgumentTypeError: `tensor` is of no graph.
+            ArgumentTypeError: `tensor` is not a tensor of a graph.
 
         Example:
             >>> import tensorflow as tf

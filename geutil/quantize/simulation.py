@@ -57,77 +57,76 @@ def quantize(
 ) -> QuantizeReport:
     """Simulate the quantization of a network: insert FakeQuant ops, in place.
 
-    A FakeQuant op rounds a tensor to the values that a few bits can store, and stays
-    float32; so the graph has the results of TFLite's integer kernels, and can be
+    A FakeQuant op rounds a tensor to the values that a few bits can store, but keeps it
+    in float32; so the graph gives the results of TFLite's integer kernels, and can be
     trained (Jacob et al. 2018, arXiv 1712.05877). Weights, activations, inputs and
-    results are quantized, and nothing between ops that TFLite runs as one, such as a
-    convolution, its bias and its Relu. The inputs and the result of a concat have one
+    results are quantized, but not tensors between ops that TFLite fuses, such as a
+    convolution, its bias and its Relu. The inputs and the result of a concat share one
     range. Fold batch norms first: `geutil.batchnorm.fold_batch_norms`. Dropout and
     noise in training mode forward rounded values, as at inference, where
-    `Model.strip_training()` takes them out.
+    `Model.strip_training()` removes them.
 
-    In training, ranges are learnt with every step: of weights the last values, of
-    activations moving averages (see `geutil.quantize.range_variables`). Otherwise they
-    are
-    read from variables that a checkpoint or `calibrate` sets; those of weights start
-    with the range of the weights, where that is known.
+    In training, ranges are learnt in every step: those of weights from the last values,
+    those of activations as moving averages (see `geutil.quantize.range_variables`).
+    Otherwise they are read from variables that a checkpoint or `calibrate` sets; those
+    of weights start with the range of the weights, if it is known.
 
     Args:
         graph_or_model: a graph, or a `geutil.model.Model` with its signatures.
-        scheme: the bits by the name of a scheme, in the place of `weight_bits` and
-            `activation_bits`: "int8", "int8x4" (weights of 4 bits), "int16x8"
-            (activations of 16), "weight_only_int8", "weight_only_int4",
-            "dynamic_range" or "dynamic_range_int4" (weights alone); see
-            `geutil.quantize.to_tflite`.
-        is_training: learn the ranges, before gradients are built.
+        scheme: the name of a scheme, instead of `weight_bits` and `activation_bits`:
+            "int8", "int8x4" (weights of 4 bits), "int16x8" (activations of 16),
+            "weight_only_int8", "weight_only_int4", "dynamic_range" or
+            "dynamic_range_int4" (only weights); see `geutil.quantize.to_tflite`.
+        is_training: whether to learn the ranges, before gradients are built.
         weight_bits: bits of the weights of layers, 2 to 16. Parameters of other ops
-            have 8 at least, unless an override asks for less.
+            have at least 8, unless an override requests less.
         activation_bits: bits of activations, 2 to 16. Ranges of 16 bits are symmetric,
-            since TFLite's kernels for them know no zero point.
-        symmetric_weights: let ranges of weights be symmetric and narrow, as TFLite
-            needs them.
-        per_channel: let each output channel have a range of its own: in the weights of
+            since TFLite's kernels for them have no zero point.
+        symmetric_weights: whether ranges of weights are symmetric and narrow, as TFLite
+            requires.
+        per_channel: whether each output channel has its own range: in the weights of
             convolutions, and in symmetric matrices of 8 bits that are not transposed.
-            Other layers have one, since TFLite's converter fails otherwise.
-            TensorFlow 2.16 stores those of matrices as one.
-        ema_decay: how much of an activation's range a training step keeps. The average
-            is of the steps alone: the range to start with has no part in it.
+            Other layers have one range, since TFLite's converter fails otherwise.
+            TensorFlow 2.16 stores one range for a matrix.
+        ema_decay: the decay of an activation's range in a training step. The average is
+            of the steps only: the initial range does not enter it.
         quant_delay: the training step, counted from 1, from which on values are
-            rounded; ranges are learnt before, too. An int64 variable
-            `fake_quantization_step` counts. None or 0 starts at once, and counts
-            nothing.
-        step: an int64 variable to count in, for functions that are traced more than
-            once; None makes one.
-        vars_collection: a collection of a v1 graph to put the variables of the ranges
-            in, besides `GLOBAL_VARIABLES`.
+            rounded; ranges are also learnt before. An int64 variable
+            `fake_quantization_step` counts the steps. None or 0 starts at once, without
+            a counter.
+        step: the int64 variable that counts, for functions that are traced more than
+            once; None creates one.
+        vars_collection: a collection of a v1 graph to add the variables of the ranges
+            to, besides `GLOBAL_VARIABLES`.
         variables: variables of ranges by name, from the report of another call, to
-            share them: between traces of one function, or replicas. Towers of one
-            graph have names of their own, under which they are to be given. Each
-            tower or replica moves them in a step.
-        scope: only ops of this name scope, or of this Keras layer, given by its name,
-            its path or as it is; None is all.
-        overrides: for ops, for Keras layers or their names, or for regular expressions
-            that are searched for in names of ops, a `Spec`, or "skip", which leaves
-            them in float, in a file too. A string that names a layer is no regular
-            expression. The first one that fits counts. The request of a `Spec` has to
-            be possible for one of its ops at least.
+            share between traces of one function, or replicas. Towers of one graph have
+            their own names, which must be the keys. Each tower or replica updates them
+            in a step.
+        scope: the name scope, or Keras layer (the layer, its name or path), whose ops
+            to quantize; None is all.
+        overrides: a mapping from ops, Keras layers or their names, or regular
+            expressions searched in the names of ops, to a `Spec`, or to "skip", which
+            leaves them in float, in a file too. A string that names a layer is not a
+            regular expression. The first match counts. A `Spec` must be possible for at
+            least one of its ops.
         activations: the names of the activation functions to quantize.
-        strict: raise if an op is not quantized that TFLite has an int8 kernel for.
-        outputs: tensors of a graph: only their ancestors are quantized, where a graph
-            has other networks, or gradients of others, too. None are all; in a replica
-            of `tf.distribute`, those of that replica.
+        strict: whether to raise if an op with an int8 kernel in TFLite is not
+            quantized.
+        outputs: tensors of a graph that also has other networks, or gradients of
+            others: only their ancestors are quantized. None is all; in a replica of
+            `tf.distribute`, those of that replica.
 
     Returns:
         Every op that computes with data: quantized and how, or not and why. Its
-        `tensor` returns the tensor to fetch, or return, in the place of another one.
+        `tensor` returns the tensor to fetch, or return, instead of another one.
 
     Raises:
         ArgumentTypeError: an argument is of another type.
-        QuantizeError: a number is out of range, an override is for no op or cannot be
-            obeyed, the graph holds gradients or optimizer ops, or, with `outputs`,
+        QuantizeError: a number is out of range, an override matches no op or cannot be
+            applied, the graph holds gradients or optimizer ops, or, with `outputs`,
             gradients that read their ancestors, or, with `strict`, the coverage is
             below 1; nothing is changed.
-        SelectionError: an output is of another graph.
+        SelectionError: an output belongs to another graph.
         StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
             forbidden.
 

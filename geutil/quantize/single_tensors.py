@@ -42,35 +42,35 @@ def last_value_quantize(
     symmetric: bool = False,
     variables: Variables = None,
 ) -> Tensor:
-    """Quantize a tensor in the range of its own values, as weights are.
+    """Quantize a tensor in the range of its current values, as for weights.
 
-    In training each step sets the range to that of the tensor, widened to hold zero.
-    Otherwise the range is the one that is kept.
+    In training each step sets the range to that of the tensor, widened to include zero.
+    Otherwise the stored range is used.
 
     Args:
         inputs: a float32 tensor of the default graph: a v1 graph, or the FuncGraph of
             a function that is being traced.
-        per_channel: give each element of the last axis a range of its own.
-        init_min: the low end to start with.
-        init_max: the high end to start with.
-        vars_collection: a collection of a v1 graph to put the variables in, besides
+        per_channel: whether each element of the last axis has its own range.
+        init_min: the initial low end.
+        init_max: the initial high end.
+        vars_collection: a collection of a v1 graph to add the variables to, besides
             `GLOBAL_VARIABLES`.
         name_prefix: the name of the range, below the current name scope; its variables
             are `<range>/min` and `<range>/max`.
-        is_training: set the range.
+        is_training: whether to set the range.
         num_bits: the number of bits, 2 to 16.
-        narrow_range: leave the lowest integer out.
-        symmetric: widen the range until it is symmetric about zero.
-        variables: variables by name. Those that are there are used: that is how traces
-            of a function share a range. Those that are made are put in.
+        narrow_range: whether to leave out the lowest integer.
+        symmetric: whether to widen the range until it is symmetric about zero.
+        variables: variables by name. Existing ones are used, so that traces of a
+            function share a range; new ones are added.
 
     Returns:
-        The quantized tensor. Gradients pass where values are in the range, else they
-        are zero.
+        The quantized tensor. Gradients pass where values are in the range, and are zero
+        elsewhere.
 
     Raises:
-        ArgumentTypeError: `inputs` is no float32 tensor of a graph.
-        QuantizeError: a number is out of range, or the channels are not known.
+        ArgumentTypeError: `inputs` is not a float32 tensor of a graph.
+        QuantizeError: a number is out of range, or the number of channels is unknown.
 
     Cost: constant.
 
@@ -114,40 +114,39 @@ def moving_avg_quantize(
     symmetric: bool = False,
     variables: Variables = None,
 ) -> Tensor:
-    """Quantize a tensor in a moving average of its ranges, as activations are.
+    """Quantize a tensor in a moving average of its ranges, as for activations.
 
     In training each step moves the range towards that of the tensor, and quantizes in
-    the new range; see `geutil.quantize.range_variables` for the formula. The range to
-    start
-    with has no part in it: the first step takes that of its tensor. Otherwise the range
-    is the one that is kept.
+    the new range; see `geutil.quantize.range_variables` for the formula. The initial
+    range does not matter: the first step uses that of its tensor. Otherwise the stored
+    range is used.
 
     Args:
         inputs: a float32 tensor of the default graph: a v1 graph, or the FuncGraph of
             a function that is being traced.
-        per_channel: give each element of the last axis a range of its own.
-        init_min: the low end to start with.
-        init_max: the high end to start with.
-        ema_decay: how much of the range a step keeps.
-        vars_collection: a collection of a v1 graph to put both ends in, besides
+        per_channel: whether each element of the last axis has its own range.
+        init_min: the initial low end.
+        init_max: the initial high end.
+        ema_decay: the decay of the range in a step.
+        vars_collection: a collection of a v1 graph to add both ends to, besides
             `GLOBAL_VARIABLES`; None is no other.
         name_prefix: the name of the range, below the current name scope; its variables
             are `<range>/min` and `<range>/max`, and `<range>/learnt` in training.
-        is_training: move the range.
+        is_training: whether to update the range.
         num_bits: the number of bits, 2 to 16.
-        narrow_range: leave the lowest integer out.
-        symmetric: widen the range of each batch until it is symmetric about zero.
-        variables: variables by name. Those that are there are used: that is how traces
-            of a function share a range. Those that are made are put in. Ends that are
-            given without `learnt` count as learnt.
+        narrow_range: whether to leave out the lowest integer.
+        symmetric: whether to widen each batch's range until it is symmetric about zero.
+        variables: variables by name. Existing ones are used, so that traces of a
+            function share a range; new ones are added. Ends that are given without
+            `learnt` count as learnt.
 
     Returns:
-        The quantized tensor. Gradients pass where values are in the range, else they
-        are zero.
+        The quantized tensor. Gradients pass where values are in the range, and are zero
+        elsewhere.
 
     Raises:
-        ArgumentTypeError: `inputs` is no float32 tensor of a graph.
-        QuantizeError: a number is out of range, or the channels are not known.
+        ArgumentTypeError: `inputs` is not a float32 tensor of a graph.
+        QuantizeError: a number is out of range, or the number of channels is unknown.
 
     Cost: constant.
 
@@ -187,23 +186,23 @@ def fixed_quantize(
     num_bits: int = 8,
     narrow_range: bool = False,
 ) -> Tensor:
-    """Quantize a tensor in a range that is given, and stays.
+    """Quantize a tensor in a given, fixed range.
 
     Args:
         inputs: a float32 tensor of the default graph: a v1 graph, or the FuncGraph of
             a function that is being traced.
         init_min: the low end of the range.
         init_max: the high end.
-        scope: the name of the new ops' scope; None is `FixedQuantize`.
+        scope: the name scope of the new ops; None is `FixedQuantize`.
         num_bits: the number of bits, 2 to 16.
-        narrow_range: leave the lowest integer out.
+        narrow_range: whether to leave out the lowest integer.
 
     Returns:
-        The quantized tensor. Gradients pass where values are in the range, else they
-        are zero.
+        The quantized tensor. Gradients pass where values are in the range, and are zero
+        elsewhere.
 
     Raises:
-        ArgumentTypeError: `inputs` is no float32 tensor of a graph.
+        ArgumentTypeError: `inputs` is not a float32 tensor of a graph.
         QuantizeError: a number is out of range.
 
     Cost: constant.
@@ -290,10 +289,10 @@ class InsertReport:
     """The report of an insertion.
 
     Attributes:
-        tensor: the quantized tensor, new or there already; None if there is none.
+        tensor: the quantized tensor, new or existing; None if there is none.
         range: the name of its range, as in `<range>/min`; "" if nothing was inserted.
         consumers: the ops that read the new tensor, by name.
-        skipped: the ops that were left alone, and why.
+        skipped: the ops that were skipped, and why.
         variables: the variables of the range by name.
         step: the variable that counts the training steps, where one does.
     """
@@ -338,36 +337,36 @@ def insert_quant_op(
 ) -> InsertReport:
     """Insert a FakeQuant op between an op and some of those that read it.
 
-    Use it for tensors that `geutil.quantize.quantize` does not know, or should treat
-    otherwise; a later call of that function treats the tensor as quantized.
+    Use it for tensors that `geutil.quantize.quantize` does not handle, or should handle
+    differently; a later call of that function treats the tensor as quantized.
 
     Args:
-        context: the scope of the range, the name of a block for example; "" or None is
-            the root.
+        context: the scope of the range, such as the name of a block; "" or None is the
+            root.
         name: the name of the range there. Its variables are `<context>/<name>/min` and
-            `/max`, with a number where that is taken.
+            `/max`, with a number if that is taken.
         producer: an op; its first result is quantized.
-        consumers: the ops that shall read it quantized. Others go on reading it as it
-            is.
-        is_training: learn the range with every step, before gradients are built; else
-            read it.
-        moving_avg: learn a moving average, as for activations; else take the range of
-            the last value, as for weights.
-        init_min: the low end of the range to start with.
-        init_max: the high end.
+        consumers: the ops that read the quantized tensor. Others still read the
+            original.
+        is_training: whether to learn the range in every step, before gradients are
+            built; else it is read.
+        moving_avg: whether to learn a moving average, as for activations; else the
+            range of the last value, as for weights.
+        init_min: the initial low end of the range.
+        init_max: the initial high end.
         bits: the number of bits, 2 to 16.
-        ema_decay: how much of a moving average a training step keeps.
+        ema_decay: the decay of the moving average in a training step.
         quant_delay: the training step, counted from 1, from which on values are
             rounded; None or 0 starts at once.
-        vars_collection: a collection of a v1 graph to put the variables in, besides
+        vars_collection: a collection of a v1 graph to add the variables to, besides
             `GLOBAL_VARIABLES`.
-        narrow_range: leave the lowest integer out.
+        narrow_range: whether to leave out the lowest integer.
         producer_scope: insert nothing unless the producer is in this name scope.
-        consumer_scope: leave out consumers that are not in this name scope.
+        consumer_scope: skip consumers that are not in this name scope.
 
     Returns:
         The new tensor, its range, and the skipped readers with reasons: a producer or
-        consumers outside the scopes, or a producer that is quantized already.
+        consumer outside the scopes, or a producer that is already quantized.
 
     Raises:
         ArgumentTypeError: an argument is of another type.

@@ -125,15 +125,15 @@ def step(low: Any, high: Any, bits: int, narrow_range: bool = False) -> Array:
 
 @dataclass(frozen=True)
 class Spec:
-    """How an op is quantized where that differs from the rest; None is like the rest.
+    """How to quantize an op that differs from the rest; None is like the rest.
 
     Attributes:
-        weight_bits: bits of its weights, 2 to 16.
-        activation_bits: bits of its result.
+        weight_bits: the bits of its weights, 2 to 16.
+        activation_bits: the bits of its result.
         symmetric_weights: whether the range of its weights is symmetric about zero.
-        per_channel: whether each output channel of its weights has a range of its own.
+        per_channel: whether each output channel of its weights has its own range.
         range: the fixed range of its result, as (low, high); it is not learnt then.
-        ema_decay: how much of a range is kept in each training step.
+        ema_decay: the decay of the moving average of the range in each training step.
 
     Example:
         >>> from geutil.quantize import Spec

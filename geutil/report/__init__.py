@@ -1,4 +1,4 @@
-"""Pages for people to look at: graphs, differences, reports and memory, in one file.
+"""HTML pages of graphs, differences, reports and memory, each in one file.
 
 The names are imported when they are first used: a file alone needs no TensorFlow.
 """

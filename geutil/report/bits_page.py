@@ -45,12 +45,12 @@ th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; }
 
 
 def bits(plan: BitPlan, *, title: str | None = None) -> Page:
-    """Draw a plan of bits: the curve of size against noise, and a table of layers.
+    """Draw a bit plan: the curve of size against noise, and a table of layers.
 
-    The curve has signal to noise as it was measured for the best choice of each size,
-    and as the sum of the layers' noise; the chosen point is marked. The table has for
-    each layer its bits, its bytes, and the noise of each option, alone and with all
-    others in 8 bits.
+    The curve shows the signal-to-noise ratio of the best choice of each size, as
+    measured and as predicted by the sum of the layers' noise; the chosen point is
+    marked. The table shows for each layer its bits, its bytes, and the noise of each
+    option, alone and with all others in 8 bits.
 
     Args:
         plan: the result of `geutil.quantize.choose_bits`, or of `BitPlan.load`.
@@ -60,7 +60,7 @@ def bits(plan: BitPlan, *, title: str | None = None) -> Page:
         The page, to `save`; a notebook shows it.
 
     Raises:
-        ArgumentTypeError: it is no plan of bits.
+        ArgumentTypeError: `plan` is not a bit plan.
 
     Cost: linear in the layers.
 

@@ -81,7 +81,7 @@ SAME, ADDED, REMOVED, REWIRED, ALTERED = range(5)
 
 @dataclass(frozen=True)
 class Rewired:
-    """An op of both graphs that reads something else.
+    """An op of both graphs with other inputs or another type.
 
     Attributes:
         op: its name.
@@ -98,12 +98,12 @@ class Rewired:
 
 @dataclass(frozen=True)
 class Altered:
-    """An op of both graphs that reads the same and has other attributes.
+    """An op of both graphs with the same inputs and other attributes.
 
     Attributes:
         op: its name.
         op_type: its type.
-        attributes: the names of those that differ; of a constant, "value".
+        attributes: the names of the attributes that differ; "value" for a constant.
     """
 
     op: str
@@ -116,14 +116,14 @@ class GraphDifference:
     """The differences of two graphs; ops are identified by their names.
 
     Attributes:
-        added: the ops that the second graph alone has, with their types.
-        removed: those that the first alone has.
-        rewired: those that read something else, or are of another type.
-        common: how many ops are the same; of TFLite files those that `inspect` counts.
-        altered: those that read the same and have other attributes, constants with
-            other values among them.
-        common_ends: how many inputs and constants of TFLite files are the same, which
-            are no ops there.
+        added: the ops that only the second graph has, with their types.
+        removed: those that only the first graph has.
+        rewired: those with other inputs, or of another type.
+        common: the number of equal ops, as `inspect` counts them in TFLite files.
+        altered: those with the same inputs and other attributes, including constants
+            with other values.
+        common_ends: the number of equal inputs and constants of TFLite files, which are
+            not ops there.
     """
 
     added: tuple[tuple[str, str], ...]
@@ -179,13 +179,13 @@ def difference(before: Any, after: Any) -> GraphDifference | FileDifference:
 
     Ops are identified by their names. Ops that a model does not run are left out, and
     names in the body of a function begin with the function's name and a slash. Values
-    of variables are no part of a graph.
+    of variables are not compared.
 
     A graph and the TFLite file that it was converted to are matched by the inputs of
-    each op, and by the names of the graph's ops that the file's tensors keep: the graph
-    ops of each op of the file, the fused, missing and float ones. Two files are
-    compared as two graphs are, with their inputs and constants, which are counted
-    besides: they are no ops there.
+    each op, and by the names of graph ops that the file's tensors keep; the result has
+    the graph ops of each op of the file, and the missing and float ones. Two files are
+    compared like two graphs; their inputs and constants, which are not ops, are counted
+    separately.
 
     Args:
         before: a `Model`, a `tf.Graph`, a `SubGraphView`, a `ConcreteFunction`, or the
@@ -193,11 +193,11 @@ def difference(before: Any, after: Any) -> GraphDifference | FileDifference:
         after: likewise.
 
     Returns:
-        A `FileDifference` where one of the two is a TFLite file and the other is none.
+        A `FileDifference` if exactly one is a TFLite file, else a `GraphDifference`.
 
     Raises:
-        ArgumentTypeError: one of the two is nothing that has a graph.
-        ModelError: one is a TFLite file that cannot be read, or is not whole.
+        ArgumentTypeError: one of the two has no graph.
+        ModelError: one is a TFLite file that cannot be read or is damaged.
 
     Cost: linear in ops and edges.
 

@@ -1,6 +1,6 @@
-"""A page that explains itself.
+"""Self-contained pages.
 
-One HTML file with the viewer in it, which needs no network.
+A page is one HTML file that includes the viewer and needs no network.
 """
 
 from __future__ import annotations
@@ -202,16 +202,16 @@ _FRAME_HEIGHT = 620
 
 @dataclass(frozen=True)
 class Page:
-    """A page to look at: a drawing, a comparison, or a timeline.
+    """An HTML page with a drawing, a comparison or a timeline.
 
-    It is one file with its scripts in it, and its policy forbids the browser to ask the
-    network for anything. A notebook shows it in a frame; the first frame of a notebook
-    holds the scripts, and the others take them from there.
+    It is one file that includes its scripts, and its policy forbids the browser any
+    network request. A notebook shows it in a frame; the first frame of a notebook
+    contains the scripts, and the others load them from there.
 
     Attributes:
         title: its title.
         payload: the data of the drawing, as JSON.
-        body: HTML that is shown as it is, without any script; "" lets them draw.
+        body: HTML to show instead of a drawing, without scripts; "" draws `payload`.
         style: the style sheet of such HTML.
     """
 
@@ -222,7 +222,7 @@ class Page:
 
     @property
     def html(self) -> str:
-        """The text of the file.
+        """The HTML text of the page.
 
         Raises:
             ReportError: the viewer was not built; installed packages contain it.
@@ -250,10 +250,10 @@ class Page:
             The path.
 
         Raises:
-            ReportError: there is such a file, and `overwrite` is not set; or the
-                viewer was not built.
+            ReportError: the file exists and `overwrite` is not set; or the viewer was
+                not built.
 
-        Cost: linear in the size of the page, some 0.2 MB and 0.3 kB an op.
+        Cost: linear in the size of the page, about 0.2 MB plus 0.3 kB per op.
         """
         path = Path(path)
         check_free(path, overwrite, ReportError)

@@ -42,32 +42,31 @@ from geutil.select.subgraph import SubGraphView
 
 
 def view(subject: Any, *, title: str | None = None, report: object = None) -> Page:
-    """Draw a graph by its name scopes, for people to look into.
+    """Draw a graph by its name scopes, as an interactive page.
 
-    Scopes are closed at first; they open where they are. Ops can be searched by
-    name, type and regular expression, and show their attributes, shapes, device and
-    consumers.
-    The functions that a model's graph calls are drawn as well.
+    Scopes are collapsed at first, and expand in place. Ops can be searched by name,
+    type and regular expression, and show their attributes, shapes, device and
+    consumers. The functions that a model's graph calls are drawn as well.
 
     Args:
         subject: a `Model`, a `tf.Graph`, a `SubGraphView`, a `ConcreteFunction`, or the
             path or bytes of a TFLite file, whose ops are coloured by the type that they
-            compute in; its subgraphs are drawn as functions are.
+            compute in; its subgraphs are drawn like functions.
         title: the title of the page.
         report: the report of `fold_batch_norms`, `quantize`, `strip_training` or
-            `rewrite`: its lines are listed and lead to the ops that they are about. A
-            result of `compare_int8` with `layers=True` colours ops by the noise that
-            they add by themselves, too. With a `Timeline` of `geutil.memory.predict`, a
-            slider goes through the step, and ops whose results are held are lit by
+            `rewrite`: its lines are listed and link to their ops. A result of
+            `compare_int8` with `layers=True` also colours ops by the noise that each of
+            them adds. With a `Timeline` of `geutil.memory.predict`, a slider moves
+            through the step, and ops whose results are in memory are highlighted by
             their bytes.
 
     Returns:
         The page, to `save`; a notebook shows it.
 
     Raises:
-        ArgumentTypeError: `subject` is nothing that has a graph.
-        ReportError: the timeline is of another graph, or has no lifetimes.
-        ModelError: it is a TFLite file that cannot be read, or is not whole.
+        ArgumentTypeError: `subject` has no graph.
+        ReportError: the timeline belongs to another graph, or has no lifetimes.
+        ModelError: it is a TFLite file that cannot be read or is damaged.
 
     Cost: linear in ops and edges.
 
@@ -101,25 +100,25 @@ def diff(
 ) -> Page:
     """Draw two graphs side by side, with their differences coloured.
 
-    These are ops that were added, removed, rewired or altered in their attributes. Ops
-    are identified by their names, as in `difference`. Of models, the functions that
-    their graphs call are compared as well. Of a graph and the TFLite file that it was
-    converted to, the ops of the file stand beside those that they compute: alone, or
-    several fused.
+    The differences are ops that were added, removed or rewired, or whose attributes
+    changed. Ops are identified by their names, as in `difference`. For models, the
+    functions that their graphs call are compared as well. For a graph and the TFLite
+    file that it was converted to, each op of the file is shown beside the op, or the
+    fused ops, that it computes.
 
     Args:
         before: a subject as for `view`.
-        after: likewise.
+        after: the same for the second graph.
         title: the title of the page.
         labels: the titles of the two.
-        report: the report of the function that turned one into the other; see `view`.
+        report: the report of the function that made the change; see `view`.
 
     Returns:
         The page, to `save`; a notebook shows it.
 
     Raises:
-        ArgumentTypeError: one of the two is nothing that has a graph.
-        ModelError: one is a TFLite file that cannot be read, or is not whole.
+        ArgumentTypeError: one of the two has no graph.
+        ModelError: one is a TFLite file that cannot be read or is damaged.
 
     Cost: linear in ops and edges.
 
@@ -152,31 +151,31 @@ def diff(
 def pipeline(
     stages: object, *, title: str | None = None, noise: Int8Comparison | None = None
 ) -> Page:
-    """Draw the stages of a pipeline: original, folded, quantized, file, say.
+    """Draw the stages of a pipeline, such as original, folded, quantized and file.
 
-    A strip has each stage with its ops, its bytes and its changes against the stage
-    before. Two stages stand side by side as `diff` draws them: neighbours at first, any
-    two on request; keys step along the pipeline, and a chosen op stays chosen where the
+    A strip lists each stage with its ops, its bytes and its changes from the previous
+    stage. Two stages are shown side by side as by `diff`: neighbours at first, any two
+    on request; keys step through the pipeline, and a selected op stays selected if the
     next stage has it. Ops are identified by their names; those of a TFLite file by the
     ops that they compute, and named after the nearest graph.
 
     Args:
         stages: subjects as for `view`, by name and in order: a mapping, or pairs.
         title: the title of the page; by default the names of the first and the last.
-        noise: the result of `compare_int8` with `layers=True`: colours the ops of the
-            last quantized graph and of the last quantized file by the noise that they
-            add by themselves, and is listed.
+        noise: the result of `compare_int8` with `layers=True`: it is listed, and
+            colours the ops of the last quantized graph and of the last quantized file
+            by the noise that each of them adds.
 
     Returns:
-        The page, to `save`; a notebook shows it. It has each graph once, and for each
-        two stages the fate of each op.
+        The page, to `save`; a notebook shows it. It contains each graph once, and the
+        changes of each op for each pair of stages.
 
     Raises:
-        ArgumentTypeError: `stages` is no mapping and no pairs, or a stage is nothing
-            that has a graph; `noise` is no comparison.
+        ArgumentTypeError: `stages` is neither a mapping nor pairs, or a stage has no
+            graph; `noise` is not a comparison.
         ReportError: there are fewer than two stages, or two of one name; `noise` has no
-            layers, or those of no stage.
-        ModelError: a stage is a TFLite file that cannot be read, or is not whole.
+            layers, or matches no stage.
+        ModelError: a stage is a TFLite file that cannot be read or is damaged.
 
     Cost: linear in ops and edges, times the number of stages.
 
@@ -206,29 +205,29 @@ def memory(
     report: object = None,
     curve: object = None,
 ) -> Page:
-    """Draw the memory of a step, op by op; of two steps, both in one chart.
+    """Draw the memory of a step, op by op, or of two steps in one chart.
 
-    On top stand the peak, its moment, the layers that hold most of it, and advice. The
-    curves are drawn over the estimated time of the ops, or over the ops by choice, of
-    which shapes, constants and control take no time. Below stand the order of execution
-    (forward, recompute, backward, update, bookkeeping), and the tensors that are alive
-    at each peak. The phases follow from the scopes in which TensorFlow and geutil make
+    The top shows the peak, when it occurs, the layers that hold most of it, and advice.
+    The x axis is the estimated time of the ops, or on request their index; shapes,
+    constants and control ops take no time. Below are the order of execution (forward,
+    recompute, backward, update, bookkeeping), and the tensors that are alive at each
+    peak. The phases follow from the name scopes in which TensorFlow and geutil create
     gradients.
 
     Args:
         plain: a `Timeline`, a `Measurement` that has one, or a `TimelineComparison`.
-        saving: the step after a change, such as with checkpoints; likewise.
+        saving: the same for a changed step, such as one with checkpoints.
         title: the title of the page.
         report: the result of `geutil.gradients.explain` or `last_report`.
-        curve: the result of `geutil.gradients.plan_curve`: drawn below, with the
+        curve: the result of `geutil.gradients.plan_curve`, drawn below with the
             recomputation of each plan. The point with the budget of `report` is marked.
 
     Returns:
         The page, to `save`; a notebook shows it.
 
     Raises:
-        ArgumentTypeError: one is neither a timeline nor a measurement, or `curve` is no
-            curve.
+        ArgumentTypeError: one is neither a timeline nor a measurement, or `curve` is
+            not a curve.
         MeasurementError: a measurement has no timeline, as under XLA.
 
     Cost: linear in the ops.

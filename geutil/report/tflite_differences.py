@@ -27,13 +27,13 @@ class FileOpMatch:
     """An op of a TFLite file, and the ops of the graph that it computes.
 
     Attributes:
-        op: its name: that of the graph's op whose result it makes, where there is one.
+        op: its name: that of the graph's op whose result it computes, if there is one.
         op_type: its type, such as "CONV_2D".
         precision: the type that it computes in, such as "int8".
-        named: the ops of the graph that are part of it and that the file names it
-            after, that of its result first.
-        placed: those that are part of it by their inputs: the file does not name them.
-            Ops that return their input, unchanged or in steps, are in neither.
+        named: the ops of the graph that it computes and that the file names it after,
+            beginning with that of its result.
+        placed: those that it computes and that only their inputs identify. Ops that
+            return their input, unchanged or quantized, are in neither.
     """
 
     op: str
@@ -44,7 +44,7 @@ class FileOpMatch:
 
     @property
     def is_added(self) -> bool:
-        """True if no op of the graph is known to be computed by it."""
+        """True if it is not known to compute any op of the graph."""
         return not (self.named or self.placed)
 
     @property
@@ -55,15 +55,15 @@ class FileOpMatch:
 
 @dataclass(frozen=True)
 class FileDifference:
-    """A TFLite file against the graph that it was converted from.
+    """The differences between a TFLite file and the graph that it was converted from.
 
     Attributes:
-        ops: the ops of the file in their order, those of branches and loops behind:
-            all that `inspect` counts but those of other signatures.
-        missing: the ops of the graph that nothing of the file is known to compute, with
-            their types. Ops that depend on no input are not among them: the file holds
-            its result.
-        common: how many ops of the graph the file computes.
+        ops: the ops of the file in order, then those of branches and loops: all that
+            `inspect` counts, except those of other signatures.
+        missing: the ops of the graph without a known counterpart in the file, with
+            their types. Ops that depend on no input are left out: the file holds their
+            results.
+        common: the number of ops of the graph that the file computes.
     """
 
     ops: tuple[FileOpMatch, ...]
@@ -72,7 +72,7 @@ class FileDifference:
 
     @property
     def added(self) -> tuple[FileOpMatch, ...]:
-        """The ops of the file that compute none of the graph."""
+        """The ops of the file that compute no op of the graph."""
         return tuple(op for op in self.ops if op.is_added)
 
     @property
@@ -89,7 +89,7 @@ class FileDifference:
 
     @property
     def is_empty(self) -> bool:
-        """True if the file computes all of the graph, and else only conversions."""
+        """True if the file computes the whole graph, and otherwise only conversions."""
         own = [op for op in self.added if op.op_type not in _CONVERSIONS]
         return not (own or self.missing)
 
@@ -114,7 +114,7 @@ class FileDifference:
 
     @property
     def summary(self) -> str:
-        """A line that counts."""
+        """The counts, in a line."""
         return (
             f"{len(self.ops)} op(s) of the file compute {self.common} of the graph; "
             f"{len(self.added)} stand(s) for none of the graph, "

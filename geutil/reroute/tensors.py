@@ -190,7 +190,7 @@ def reroute_ts(
         |   |         | /
         A0  A1        A0  A1
 
-    Afterwards nobody reads the tensors of `ts1`, except ops that may not be modified.
+    Afterwards no op reads the tensors of `ts1`, except ops that may not be modified.
 
     Args:
         ts0: a tensor, or tensors: the tensors to be read.
@@ -293,7 +293,7 @@ def _names(tensors: Sequence[Tensor]) -> str:
 
 
 def remove_control_inputs(op: Operation, cops: Any) -> None:
-    """Make `op` wait no longer for some ops.
+    """Remove control inputs of `op`.
 
     Args:
         op: the op that waits.
@@ -301,12 +301,12 @@ def remove_control_inputs(op: Operation, cops: Any) -> None:
 
     Raises:
         ArgumentTypeError: an argument is not made of ops.
-        RerouteError: one of `cops` is no control input of `op`.
+        RerouteError: one of `cops` is not a control input of `op`.
         StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
             forbidden.
 
-    Cost: quadratic in the control inputs that stay: TensorFlow can only take off all,
-        and put these on again.
+    Cost: quadratic in the control inputs that stay: TensorFlow can only remove all, and
+        these are added again.
 
     Example:
         >>> import tensorflow as tf
@@ -333,10 +333,10 @@ def remove_control_inputs(op: Operation, cops: Any) -> None:
 
 
 def add_control_inputs(op: Operation, cops: Any) -> None:
-    """Make `op` wait for more ops.
+    """Add control inputs to `op`.
 
     Args:
-        op: the op that shall wait.
+        op: the op that waits.
         cops: an op, or ops, of the same graph.
 
     Raises:

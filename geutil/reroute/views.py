@@ -35,7 +35,7 @@ def swap_inputs(sgv0: Any, sgv1: Any) -> Views:
         `(sgv0, sgv1)`; both views are also updated in place.
 
     Raises:
-        ArgumentTypeError: an argument makes no view.
+        ArgumentTypeError: an argument cannot be converted to a view.
         RerouteError: counts, dtypes or shapes differ.
         SelectionError: the views belong to different graphs.
         CycleError: the swap would close a cycle.
@@ -79,7 +79,7 @@ def reroute_inputs(sgv0: Any, sgv1: Any) -> Views:
 def swap_outputs(sgv0: Any, sgv1: Any) -> Views:
     """Swap the readers of the outputs of two views; ops of the views stay as they are.
 
-    The arguments, result, errors and cost are those of `swap_inputs`, said of outputs.
+    The arguments, result, errors and cost are those of `swap_inputs`, for outputs.
 
     Example:
         >>> import tensorflow as tf
@@ -97,7 +97,7 @@ def swap_outputs(sgv0: Any, sgv1: Any) -> Views:
 def reroute_outputs(sgv0: Any, sgv1: Any) -> Views:
     """Make the readers of the outputs of `sgv1` read those of `sgv0`.
 
-    The arguments, result, errors and cost are those of `swap_inputs`, said of outputs.
+    The arguments, result, errors and cost are those of `swap_inputs`, for outputs.
 
     Example:
         >>> import tensorflow as tf
@@ -217,13 +217,13 @@ def replace_inputs(view: SubGraphView, inputs: list[Tensor]) -> None:
 
 
 def detach_control_inputs(sgv: Any) -> None:
-    """Remove the control inputs that come into a view from outside.
+    """Remove the control inputs of a view from outside.
 
     Args:
         sgv: a view, or anything that `make_view` takes.
 
     Raises:
-        ArgumentTypeError: `sgv` makes no view.
+        ArgumentTypeError: `sgv` cannot be converted to a view.
         StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
             forbidden.
 
@@ -254,7 +254,7 @@ def detach_control_outputs(sgv: Any, control_outputs: ControlOutputs) -> None:
         control_outputs: a `ControlOutputs` of the graph.
 
     Raises:
-        ArgumentTypeError: `sgv` makes no view, or `control_outputs` is none.
+        ArgumentTypeError: `sgv` is not a view, or `control_outputs` has another type.
         StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
             forbidden.
 
@@ -285,17 +285,17 @@ def detach_control_outputs(sgv: Any, control_outputs: ControlOutputs) -> None:
 def detach_inputs(
     sgv: Any, control_inputs: bool = False
 ) -> tuple[SubGraphView, list[Tensor]]:
-    """Cut the inputs of a view and put placeholders in their place.
+    """Replace the inputs of a view by placeholders.
 
     Args:
         sgv: a view, or anything that `make_view` takes; a view is updated in place.
-        control_inputs: whether control inputs from outside are removed too.
+        control_inputs: whether to remove control inputs from outside too.
 
     Returns:
         `(sgv, placeholders)`; the placeholders, named `geph__...`, are its new inputs.
 
     Raises:
-        ArgumentTypeError: `sgv` makes no view.
+        ArgumentTypeError: `sgv` cannot be converted to a view.
         RerouteError: an input is read inside a version 1 while loop.
         StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
             forbidden.
@@ -326,7 +326,7 @@ def detach_inputs(
 def detach_outputs(
     sgv: Any, control_outputs: ControlOutputs | None = None
 ) -> tuple[SubGraphView, list[Tensor]]:
-    """Cut the outputs of a view; their readers read placeholders.
+    """Replace the outputs of a view by placeholders for their readers.
 
     Args:
         sgv: a view, or anything that `make_view` takes.
@@ -337,7 +337,7 @@ def detach_outputs(
         and a placeholder, named `geph__...`, for each of them.
 
     Raises:
-        ArgumentTypeError: `sgv` makes no view.
+        ArgumentTypeError: `sgv` cannot be converted to a view.
         RerouteError: an output is read inside a version 1 while loop.
         StaleGraphError, FinalizedGraphError: the edit would have no effect, or is
             forbidden.
@@ -370,11 +370,11 @@ def detach(
     control_outputs: ControlOutputs | None = None,
     control_ios: ControlOutputs | None = None,
 ) -> tuple[SubGraphView, list[Tensor], list[Tensor]]:
-    """Cut the inputs and the outputs of a view, as one edit.
+    """Disconnect the inputs and the outputs of a view, as one edit.
 
     Args:
         sgv: a view, or anything that `make_view` takes; a view is updated in place.
-        control_inputs: whether control inputs from outside are removed.
+        control_inputs: whether to remove control inputs from outside.
         control_outputs: if given, control edges that leave the view are removed.
         control_ios: if given, both are.
 
@@ -424,7 +424,7 @@ def connect(
     Args:
         sgv0: a view, or anything that `make_view` takes.
         sgv1: a view with as many inputs as `sgv0` has outputs; updated in place.
-        disconnect_first: whether the present readers of these outputs are cut off
+        disconnect_first: whether to disconnect the current readers of these outputs
             first, as `detach_outputs` does.
 
     Returns:
@@ -459,7 +459,7 @@ def connect(
 
 
 def bypass(sgv: Any) -> tuple[SubGraphView, list[Tensor]]:
-    """Make the readers of a view's outputs read its inputs, and cut the view off.
+    """Make the readers of a view's outputs read its inputs, and disconnect the view.
 
     Args:
         sgv: a view with as many inputs as outputs (remap it first), or anything that

@@ -1,4 +1,4 @@
-"""L1, looking: filters, walks, boundaries, subgraph views and matchers.
+"""L1, selection: filters, walks, boundaries, subgraph views and matchers.
 
 Nothing here changes a graph. Every function is linear in the ops and edges it visits
 and returns them in a deterministic order.

@@ -52,7 +52,7 @@ class ControlOutputs:
         """Return the ops that have `op` as a control input, in graph order.
 
         Raises:
-            ArgumentTypeError: `op` is no op.
+            ArgumentTypeError: `op` is not an op.
         """
         types.require_op(op)
         return _control_outputs(op) if op.graph is self._graph else []
@@ -68,7 +68,7 @@ def check_cios(
     control_outputs: ControlOutputs | None = None,
     control_ios: ControlOutputs | None = None,
 ) -> tuple[bool, ControlOutputs | None]:
-    """Resolve the three arguments by which callers ask for control edges.
+    """Resolve the three arguments that select control edges.
 
     Args:
         control_inputs: whether control inputs count.
@@ -79,7 +79,7 @@ def check_cios(
         `(control_inputs, control_outputs)`.
 
     Raises:
-        ArgumentTypeError: one of the latter two is no `ControlOutputs`.
+        ArgumentTypeError: one of the latter two is not a `ControlOutputs`.
         SelectionError: both of the latter two are given.
 
     Example:
@@ -157,15 +157,15 @@ def compute_boundary_ts(
 ) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
     """Return the tensors at the boundary of a set of ops.
 
-    A tensor that is read both inside and outside is an output and inside.
+    A tensor that is read both inside and outside is in `outputs` and in `inside`.
 
     Args:
         ops: anything that `make_list_of_op` takes.
 
     Returns:
-        `(inputs, outputs, inside)`: tensors read by `ops` and made elsewhere, in order
-        of their first use; tensors made by `ops` and read elsewhere or not at all, in
-        order of the ops; tensors made and read by `ops`, in order of their first use.
+        `(inputs, outputs, inside)`: tensors read by `ops` and computed elsewhere, in
+        order of first use; tensors computed by `ops` and read elsewhere or not at all,
+        in order of the ops; tensors computed and read by `ops`, in order of first use.
 
     Raises:
         ArgumentTypeError: `ops` is not made of ops.
@@ -231,9 +231,9 @@ def get_within_boundary_ops(
     Args:
         ops: the ops to choose from (anything that `make_list_of_op` takes).
         seed_ops: where to start.
-        boundary_ops: ops that are not crossed.
-        inclusive: whether the boundary ops that are met belong to the result.
-        control_inputs: whether control inputs are followed.
+        boundary_ops: ops at which the search stops.
+        inclusive: whether the result includes the boundary ops that are reached.
+        control_inputs: whether to follow control inputs.
         control_outputs: if given, control outputs are followed too.
         control_ios: if given, both are followed.
 

@@ -131,9 +131,9 @@ def make_list_of_op(
 
     Args:
         ops: an op, an iterable of ops, or a graph (all of its ops).
-        check_graph: refuse ops of different graphs.
-        allow_graph: accept a graph.
-        ignore_ts: leave tensors out instead of refusing them.
+        check_graph: whether to refuse ops of different graphs.
+        allow_graph: whether to accept a graph.
+        ignore_ts: whether to skip tensors instead of refusing them.
 
     Raises:
         ArgumentTypeError: `ops` holds something else.
@@ -168,9 +168,9 @@ def make_list_of_t(
 
     Args:
         ts: a tensor, an iterable of tensors, or a graph (all of its tensors).
-        check_graph: refuse tensors of different graphs.
-        allow_graph: accept a graph.
-        ignore_ops: leave ops out instead of refusing them.
+        check_graph: whether to refuse tensors of different graphs.
+        allow_graph: whether to accept a graph.
+        ignore_ops: whether to skip ops instead of refusing them.
 
     Raises:
         ArgumentTypeError: `ts` holds something else.
@@ -244,7 +244,7 @@ def get_tensors(graph: Graph) -> list[Tensor]:
 
 
 def get_generating_ops(ts: Any) -> list[Operation]:
-    """Return the op that yields each tensor of `ts`, repetitions kept.
+    """Return the op that computes each tensor of `ts`, with repetitions.
 
     Raises:
         ArgumentTypeError: `ts` is not made of tensors.
@@ -336,7 +336,7 @@ def check_graphs(*views: Any) -> None:
 
 
 def can_be_regex(obj: object) -> bool:
-    """Tell whether `obj` is a string or a compiled regular expression.
+    """Return whether `obj` is a string or a compiled regular expression.
 
     Example:
         >>> import geutil as ge
@@ -351,7 +351,7 @@ def make_regex(obj: str | re.Pattern[str]) -> re.Pattern[str]:
 
     Raises:
         SelectionError: `obj` is neither a string nor a regular expression, or the
-            string is no valid one.
+            string is not a valid one.
 
     Example:
         >>> import geutil as ge

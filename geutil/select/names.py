@@ -27,19 +27,18 @@ _MOST_LISTED = 10
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """A call of a Keras layer, as it stands in a graph. A layer called twice is two.
+    """A call of a Keras layer in a graph. A layer called twice has two records.
 
     Attributes:
         name: the name of the layer.
-        path: the names of the models and layers around it and its own, between slashes:
-            `encoder/conv`. The outermost model is left out.
-        class_name: its class, such as "Conv2D"; "" where a file does not say it.
+        path: the names of the enclosing models and layers and its own, separated by
+            slashes: `encoder/conv`. The outermost model is left out.
+        class_name: its class, such as "Conv2D"; "" if a file does not record it.
         scope: the name scope of its ops.
         inputs: the tensors that it reads.
-        outputs: the tensors that it gives. A layer that does nothing at inference, such
-            as Dropout, gives its input.
-        ops: its ops, in the order of the graph; those of layers inside it are among
-            them.
+        outputs: the tensors that it returns. A layer that does nothing at inference,
+            such as Dropout, returns its input.
+        ops: its ops, in graph order, including those of layers inside it.
     """
 
     name: str

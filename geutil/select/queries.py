@@ -70,7 +70,7 @@ def filter_ts_from_regex(ops: Any, regex: str | re.Pattern[str]) -> list[Tensor]
 
     Raises:
         ArgumentTypeError: `ops` is not made of ops.
-        SelectionError: `regex` is none.
+        SelectionError: `regex` is not a regular expression.
 
     Cost: linear in the ops and their inputs and outputs.
 
@@ -121,7 +121,7 @@ def filter_ops_from_regex(ops: Any, regex: str | re.Pattern[str]) -> list[Operat
 
     Raises:
         ArgumentTypeError: `ops` is not made of ops.
-        SelectionError: `regex` is none.
+        SelectionError: `regex` is not a regular expression.
 
     Cost: linear in the ops.
 
@@ -140,8 +140,8 @@ def filter_ops_from_regex(ops: Any, regex: str | re.Pattern[str]) -> list[Operat
 def get_name_scope_ops(ops: Any, scope: str) -> list[Operation]:
     """Return the ops of a name scope, in the order given.
 
-    An op belongs to "foo/bar" when its name is that or begins with "foo/bar/"; the
-    scope is a plain name, no regular expression. The empty scope is the whole graph.
+    An op belongs to "foo/bar" if its name is "foo/bar" or begins with "foo/bar/"; the
+    scope is a plain name, not a regular expression. The empty scope is the whole graph.
 
     Args:
         ops: anything that `make_list_of_op` takes.
@@ -259,7 +259,7 @@ def select_ops(*args: Any, **kwargs: Any) -> list[Operation]:
         Argument by argument; the ops that a regex finds are in graph order.
 
     Raises:
-        ArgumentTypeError: an argument is none of these, or `graph` is no graph.
+        ArgumentTypeError: an argument is none of these, or `graph` is not a graph.
         SelectionError: an unknown keyword, a regex without `graph`, or ops of
             different graphs.
 
@@ -301,7 +301,7 @@ def select_ts(*args: Any, **kwargs: Any) -> list[Tensor]:
         Argument by argument; the tensors that a regex finds are in graph order.
 
     Raises:
-        ArgumentTypeError: an argument is none of these, or `graph` is no graph.
+        ArgumentTypeError: an argument is none of these, or `graph` is not a graph.
         SelectionError: an unknown keyword, a regex without `graph`, or tensors of
             different graphs.
 
@@ -449,9 +449,9 @@ def make_view(*args: Any, **kwargs: Any) -> SubGraphView:
 
     Args:
         *args: one view, returned as it is; or arguments of `select_ops_and_ts`. Tensors
-            become passthrough tensors unless an op of the view reads or makes them.
-        **kwargs: `graph`, which the elements must belong to and which regexes are
-            looked up in; `positive_filter`.
+            become passthrough tensors unless an op of the view reads or computes them.
+        **kwargs: `graph`, which must contain the elements and in which regexes are
+            searched; `positive_filter`.
 
     Raises:
         ArgumentTypeError: an argument selects neither ops nor tensors.
@@ -516,11 +516,11 @@ def _check_graph(view: SubGraphView, graph: Graph | None) -> SubGraphView:
 
 
 def op_type(op_types: str | Iterable[str], op: Operation | None = None) -> Any:
-    """Tell whether an op is of one of some types.
+    """Return whether an op has one of several types.
 
     Args:
-        op_types: a type or several; the whole type must be equal.
-        op: the op; without it, a predicate on ops is returned.
+        op_types: one or more types, compared for equality.
+        op: the op; if None, a predicate on ops is returned.
 
     Raises:
         ArgumentTypeError: `op` is neither None nor an op.
@@ -546,10 +546,10 @@ class OpMatcher:
     """A predicate on an op, its producers, its consumers and its control inputs.
 
     Args:
-        positive_filter: the condition on the op: a string: a regex that must match all
-            of its name, or all that follows the last slash of its name ("Add" matches
-            neither "AddN" nor "Add_1"); a compiled regex: found in its name by
-            `search`; an op: that very op; a predicate on ops; True: any op.
+        positive_filter: the condition on the op: a string is a regex that must match
+            its whole name, or the part after the last slash ("Add" matches neither
+            "AddN" nor "Add_1"); a compiled regex is searched in its name; an op matches
+            itself; a predicate on ops is called; True matches any op.
 
     Raises:
         SelectionError: `positive_filter` is none of these.
@@ -587,33 +587,33 @@ class OpMatcher:
         )
 
     def input_ops(self, *args: Any) -> OpMatcher:
-        """Ask for these producers, one for each input; None means any.
+        """Require these producers, one for each input; None means any.
 
         Raises:
-            SelectionError: the producers were asked for already.
+            SelectionError: the producers are already set.
         """
         _check_unset(self.input_op_matches, "input_ops")
         self.input_op_matches = _matchers(args)
         return self
 
     def control_input_ops(self, *args: Any) -> OpMatcher:
-        """Ask for these control inputs, in graph order; None means any.
+        """Require these control inputs, in graph order; None means any.
 
         Raises:
-            SelectionError: the control inputs were asked for already.
+            SelectionError: the control inputs are already set.
         """
         _check_unset(self.control_input_op_matches, "control_input_ops")
         self.control_input_op_matches = _matchers(args)
         return self
 
     def output_ops(self, *args: Any) -> OpMatcher:
-        """Ask for these consumers: for each output one matcher, a list, or None.
+        """Require these consumers: for each output one matcher, a list, or None.
 
         A list matches the consumers of the output in graph order; None means any number
         of any consumers.
 
         Raises:
-            SelectionError: the consumers were asked for already.
+            SelectionError: the consumers are already set.
         """
         _check_unset(self.output_op_matches, "output_ops")
         self.output_op_matches = [

@@ -17,19 +17,19 @@ from geutil.select.conversions import ListView
 
 
 class SubGraphView(Shown):
-    """Part of a graph, seen as a function from its inputs to its outputs.
+    """Part of a graph, viewed as a function from its inputs to its outputs.
 
     A view has ops, input tensors and output tensors. An input or output is *connected*
-    when an op of the view reads or makes it, and *passthrough* otherwise: such a tensor
-    goes straight from the inputs to the outputs. Remapping leaves inputs out (they are
-    then *hidden*: taken as given) or repeats and reorders outputs. A view changes
-    nothing in the graph. Functions that rewire views update them in place; other edits
-    may leave a view out of date, so keep views short-lived.
+    if an op of the view reads or computes it, and *passthrough* otherwise: such a
+    tensor goes directly from the inputs to the outputs. Remapping drops inputs (they
+    are then *hidden*: taken as given) or repeats and reorders outputs. A view does not
+    change the graph. Functions that rewire views update them in place; other edits may
+    leave a view out of date, so keep views short-lived.
 
     Args:
         inside_ops: the ops (anything that `make_list_of_op` takes).
-        passthrough_ts: tensors; those that an op of the view reads or makes are
-            left out.
+        passthrough_ts: tensors; those that an op of the view reads or computes are left
+            out.
 
     Raises:
         ArgumentTypeError: an argument is not made of ops, or of tensors.
@@ -84,13 +84,13 @@ class SubGraphView(Shown):
         inputs: list[Tensor],
         outputs: list[Tensor],
     ) -> SubGraphView:
-        """Return a view of parts that the caller knows to fit, without a look at edges.
+        """Return a view of consistent parts, without checking their edges.
 
         Args:
             graph: the graph; None if there are no ops.
             ops: the ops, each once.
-            inputs: tensors that they read and do not make, each once.
-            outputs: tensors that they make.
+            inputs: tensors that they read and do not compute, each once.
+            outputs: tensors that they compute.
         """
         view = cls.__new__(cls)
         view._graph, view._ops = graph, ops
@@ -127,12 +127,12 @@ class SubGraphView(Shown):
 
     @property
     def connected_outputs(self) -> list[Tensor]:
-        """The outputs that an op of the view makes."""
+        """The outputs that an op of the view computes."""
         return [t for t in self._output_ts if not self.is_passthrough(t)]
 
     @property
     def passthroughs(self) -> ListView:
-        """The tensors that go straight from the inputs to the outputs."""
+        """The tensors that go directly from the inputs to the outputs."""
         return ListView(self._passthrough_ts)
 
     def consumers(self) -> list[Operation]:
@@ -146,14 +146,14 @@ class SubGraphView(Shown):
         return self._ops[op_id]
 
     def is_passthrough(self, t: Tensor) -> bool:
-        """Tell whether `t` is a passthrough tensor."""
+        """Return whether `t` is a passthrough tensor."""
         return bool(self._passthrough_ts) and id(t) in self._index("_passthrough_ts")
 
     def input_index(self, t: Tensor) -> int:
         """Return the index of `t` among the inputs.
 
         Raises:
-            SelectionError: it is none.
+            SelectionError: it is not among them.
         """
         return self._position("_input_ts", t, "an input")
 
@@ -161,7 +161,7 @@ class SubGraphView(Shown):
         """Return the first index of `t` among the outputs.
 
         Raises:
-            SelectionError: it is none.
+            SelectionError: it is not among them.
         """
         return self._position("_output_ts", t, "an output")
 
@@ -216,9 +216,9 @@ class SubGraphView(Shown):
             new_input_indices: indices into the inputs, or inputs, without repetitions.
 
         Raises:
-            ArgumentTypeError: something is no index and no tensor.
-            SelectionError: an index is out of range, a tensor is no input, or one of
-                them is repeated.
+            ArgumentTypeError: an element is neither an index nor a tensor.
+            SelectionError: an index is out of range, a tensor is not an input, or one
+                of them is repeated.
 
         Example:
             >>> import tensorflow as tf
@@ -240,8 +240,8 @@ class SubGraphView(Shown):
             new_output_indices: indices into the outputs, or outputs.
 
         Raises:
-            ArgumentTypeError: something is no index and no tensor.
-            SelectionError: an index is out of range, or a tensor is no output.
+            ArgumentTypeError: an element is neither an index nor a tensor.
+            SelectionError: an index is out of range, or a tensor is not an output.
         """
         return self.remap(new_output_indices=new_output_indices)
 
@@ -250,12 +250,12 @@ class SubGraphView(Shown):
         new_input_indices: Iterable[int | Tensor] | None = None,
         new_output_indices: Iterable[int | Tensor] | None = None,
     ) -> SubGraphView:
-        """Return a view with other inputs and outputs; None keeps those there are.
+        """Return a view with other inputs and outputs; None keeps the current ones.
 
         Raises:
-            ArgumentTypeError: something is no index and no tensor.
-            SelectionError: an index is out of range, a tensor is none of the view's, or
-                an input is repeated.
+            ArgumentTypeError: an element is neither an index nor a tensor.
+            SelectionError: an index is out of range, a tensor is not in the view, or an
+                input is repeated.
         """
         result = self.copy()
         if new_input_indices is not None:
@@ -291,11 +291,11 @@ class SubGraphView(Shown):
     def remap_default(
         self, remove_input_map: bool = True, remove_output_map: bool = True
     ) -> SubGraphView:
-        """Return a view with the inputs and outputs that the graph gives its ops.
+        """Return a view with the default inputs and outputs of its ops.
 
         Args:
-            remove_input_map: whether the inputs are set back.
-            remove_output_map: whether the outputs are set back.
+            remove_input_map: whether to reset the inputs.
+            remove_output_map: whether to reset the outputs.
         """
         result = self.copy()
         inputs, outputs = boundary.ends_of(self._ops)
@@ -306,13 +306,13 @@ class SubGraphView(Shown):
         return result
 
     def remap_outputs_make_unique(self) -> SubGraphView:
-        """Return a view whose outputs are there once each."""
+        """Return a view with each output once."""
         result = self.copy()
         result._output_ts = types.unique(self._output_ts)
         return result
 
     def remap_outputs_to_consumers(self) -> SubGraphView:
-        """Return a view whose outputs are there once for each input that reads them."""
+        """Return a view with each output repeated for each input that reads it."""
         result = self.copy()
         result._output_ts = [
             t for t in types.unique(self._output_ts) for _ in range(len(t.consumers()))
@@ -323,7 +323,7 @@ class SubGraphView(Shown):
         """Return a view without the ops that neither use inputs nor lead to outputs.
 
         Args:
-            control_inputs: whether an op that others wait for counts as used.
+            control_inputs: whether a control input of another op counts as used.
         """
         result = self.copy()
         used = set(

@@ -27,7 +27,7 @@ def get_forward_walk_ops(
 
     Args:
         seed_ops: ops, or tensors, whose consumers are the seeds; [] gives [].
-        inclusive: whether the seeds belong to the result.
+        inclusive: whether the result includes the seeds.
         within_ops: the ops that the walk may visit, seeds included; None is all,
             an empty list is none.
         within_ops_fn: a predicate on the ops that the walk may visit beyond the seeds.
@@ -95,12 +95,12 @@ def get_backward_walk_ops(
 
     Args:
         seed_ops: ops, or tensors, whose producers are the seeds; [] gives [].
-        inclusive: whether the seeds belong to the result.
+        inclusive: whether the result includes the seeds.
         within_ops: the ops that the walk may visit, seeds included; None is all,
             an empty list is none.
         within_ops_fn: a predicate on the ops that the walk may visit beyond the seeds.
         stop_at_ts: tensors that the walk does not go through.
-        control_inputs: whether control inputs are followed.
+        control_inputs: whether to follow control inputs.
 
     Returns:
         Each op once, breadth first from the seeds, in the order of the inputs.

@@ -1,4 +1,4 @@
-"""L1, TFLite files as data: opened, looked at, edited and saved without TensorFlow.
+"""L1, TFLite files as data: opened, inspected, edited and saved without TensorFlow.
 
 The names are imported when they are first used.
 """

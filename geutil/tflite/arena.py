@@ -1,9 +1,9 @@
 """The arena of a TFLite file: where runtimes put each tensor, measured and planned.
 
-The interpreter tells no size of its arena, but the address of each tensor. Tensors that
-it plans lie in one piece of memory, without gaps but for alignment; the arena is that
-piece. Weights lie in the file, variables and what is computed once elsewhere. Scalars
-are read without an address: they count with their bytes, but not in the size.
+The interpreter reports the address of each tensor, but not the size of its arena. Its
+tensors lie in one piece of memory, without gaps but for alignment; the arena is that
+piece. Weights lie in the file, variables and values that are computed once elsewhere.
+Scalars are read without an address: they count with their bytes, but not in the size.
 
 Two buffers that are alive at once must not overlap. Interpreters place the largest one
 first (Pisarchyk and Lee 2020, "greedy by size"), and so does this, byte by byte:

@@ -29,21 +29,21 @@ def append(
     *,
     graph: GraphLike = None,
 ) -> None:
-    """Put the main subgraph of another file behind: its inputs are outputs of this.
+    """Append the main subgraph of another file: it reads the outputs of this one.
 
-    Where types or steps differ, a QUANTIZE or DEQUANTIZE op stands between. Outputs
-    that are not connected stay; so do the other file's inputs. Variables that have
-    the same name in both files stay apart. The other file is not changed.
+    If types, scales or zero points differ, a QUANTIZE or DEQUANTIZE op is inserted.
+    Outputs that are not connected stay; so do the other file's inputs. Variables that
+    have the same name in both files stay separate. The other file is not changed.
 
     Args:
         other: the other file.
-        connect: by the names of its inputs, the names of outputs of this file, or
-            of inputs that both are given. If None, those of the same name, or the
-            only one and the only one.
+        connect: a mapping from the names of its inputs to the names of outputs of this
+            file, or of inputs to share. If None, those of the same name, or the only
+            ones.
 
     Raises:
-        TFLiteError: it is not clear which ends belong together, or shapes or types
-            do not fit. The file is as it was.
+        TFLiteError: the ends to connect are ambiguous, or shapes or types do not fit.
+            The file is unchanged.
 
     Cost: linear in both; weights are not copied.
 
@@ -90,11 +90,11 @@ def prepend(
     *,
     graph: GraphLike = None,
 ) -> None:
-    """Put the main subgraph of another file before: its outputs are inputs of this.
+    """Prepend the main subgraph of another file: this one reads its outputs.
 
     Args:
         other: the other file; see `append`.
-        connect: by the names of its outputs, the names of inputs of this file.
+        connect: a mapping from the names of its outputs to inputs of this file.
 
     Raises:
         TFLiteError: see `append`.
@@ -139,12 +139,12 @@ def prepend(
 
 @checked
 def splice(file: F, other: F, at: TensorsLike, *, graph: GraphLike = None) -> None:
-    """Put the main subgraph of another file between tensors and their readers.
+    """Insert the main subgraph of another file between tensors and their readers.
 
     Args:
-        other: the other file, which takes and gives as many tensors; see `append`.
-        at: the tensor, or tensors. Their readers, and the outputs that they are,
-            get the outputs of the other file.
+        other: the other file, with as many inputs and outputs; see `append`.
+        at: the tensor or tensors. The outputs of the other file replace them for their
+            readers, and as outputs.
 
     Raises:
         TFLiteError: see `append`.
@@ -263,16 +263,16 @@ def _namesakes(
 
 @checked
 def merge(file: F, others: Mapping[str, F]) -> None:
-    """Put other files beside this one: one file, a signature for each.
+    """Merge other files into this one, with a signature for each.
 
-    Equal weights are stored once. Variables of different files stay apart.
+    Equal weights are stored once. Variables of different files stay separate.
 
     Args:
-        others: the other files by the names of their signatures here; where one has
+        others: the other files by the names of their signatures here; if one has
             several, they are called `<name>_<its own name>`.
 
     Raises:
-        TFLiteError: there is a signature of that name. The file is as it was.
+        TFLiteError: a signature of that name exists. The file is unchanged.
 
     Cost: linear in all of them, and in their weights, which are compared.
 

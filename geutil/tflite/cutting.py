@@ -206,23 +206,23 @@ def cut(
 ) -> F:
     """Return the part of a subgraph between tensors, or of some ops, as a new file.
 
-    Variables and tables come along with the ops that write to them, subgraphs with
-    those that call them. Metadata that describe the ends are left out where these
-    change. Weights are not copied.
+    Variables and tables are included with the ops that write to them, subgraphs with
+    those that call them. Metadata that describe inputs or outputs that change are
+    dropped. Weights are not copied.
 
     Args:
         inputs: the tensors that become inputs, or their names, or a mapping from
-            the name of each in the signature; those of the subgraph that the
-            outputs need if None.
-        outputs: the tensors that become outputs, given likewise; those of the
+            the name of each in the signature; if None, those of the subgraph that the
+            outputs need.
+        outputs: the tensors that become outputs, in the same forms; those of the
             subgraph if None.
-        ops: the ops to take, in the place of both: ops, tensors that they make,
-            places, a slice or a range. Those that compute their weights come along.
+        ops: the ops to take, instead of both: ops, tensors that they compute, indices,
+            a slice or a range. Ops that compute their weights are included.
         graph: the subgraph, as in `add_input`; it becomes the main one.
 
     Raises:
         TFLiteError: the outputs still depend on an input that is not cut off, or do
-            not depend on a given one; metadata tie ops by their places.
+            not depend on a given one; metadata refer to ops by index.
 
     Example:
         >>> from geutil import tflite
@@ -372,18 +372,18 @@ def _them(tensors: Sequence[LiteTensor]) -> str:
 
 @checked
 def split(file: F, at: TensorsLike, *, graph: GraphLike = None) -> tuple[F, F]:
-    """Return two new files: the ops ahead of tensors, and those behind.
+    """Return two new files: the ops before some tensors, and those after.
 
-    The first gives these tensors and the outputs that do not depend on them; the
-    second takes them, and the inputs that it reads besides. Ops behind that write
-    to a variable of the first stay with it.
+    The first outputs these tensors and the outputs that do not depend on them; the
+    second reads them, and the other inputs that it needs. Later ops that write to a
+    variable of the first stay with it.
 
     Args:
         at: the tensors, or their names.
 
     Raises:
-        TFLiteError: the ops behind read other tensors from ahead, which the message
-            names; or there is nothing ahead or behind.
+        TFLiteError: the later ops read other tensors of the first part, which the
+            message names; or one part is empty.
 
     Example:
         >>> from geutil import tflite
@@ -454,9 +454,9 @@ def clusters(
     *,
     graph: GraphLike = None,
 ) -> F:
-    """Return a new file in which each cluster of ops is a subgraph of its own.
+    """Return a new file with a subgraph for each cluster of ops.
 
-    `cut(ops=...)` makes a file of one.
+    `cut(ops=...)` returns a single cluster.
 
     Args:
         parts: the ops of each, as in `cut`.
@@ -464,7 +464,7 @@ def clusters(
             if None.
 
     Raises:
-        TFLiteError: two have one name, or one cannot be cut.
+        TFLiteError: two have the same name, or one cannot be cut.
 
     Cost: linear in the ops and tensors of the subgraph, times the clusters.
 
@@ -500,7 +500,7 @@ def keep_subgraphs(file: F, *graphs: GraphLike) -> F:
             becomes the main one.
 
     Raises:
-        TFLiteError: there is no such subgraph, or metadata tie ops by place.
+        TFLiteError: there is no such subgraph, or metadata refer to ops by index.
 
     Example:
         >>> from geutil import tflite
@@ -538,7 +538,7 @@ def keep_signatures(file: F, *keys: str) -> F:
     """Return a new file with some signatures and the subgraphs that they need.
 
     Raises:
-        TFLiteError: there is no such signature, or metadata tie ops by place.
+        TFLiteError: there is no such signature, or metadata refer to ops by index.
 
     Example:
         >>> from geutil import tflite

@@ -1,7 +1,6 @@
 """TFLite files: opened, edited, and saved, all or nothing.
 
-Weights stay where they are, in the file or in its mapping to memory, until they are
-asked for, or the file is written.
+Weights stay in the file or its memory map until they are read, or the file is written.
 """
 
 from __future__ import annotations
@@ -32,39 +31,39 @@ from geutil.tflite.precision import runtime_needed
 
 
 class LiteFile(Contents):
-    """A TFLite file, and the editor of it.
+    """A TFLite file that can be edited.
 
     An edit is planned, checked, then applied; one that is refused changes nothing. The
-    `graph` of a call is a subgraph, its name or its place; the main one if None. Costs
-    that no call states are linear in the ops and tensors of the subgraph.
+    argument `graph` is a subgraph, its name or its index; the main one if None. Unless
+    stated otherwise, the cost is linear in the ops and tensors of the subgraph.
 
     Attributes:
         graphs: its subgraphs, the first of them the main one.
         signatures: its signatures by their names.
-        metadata: the bytes that are stored in it besides, by name.
+        metadata: the bytes of its other entries, by name.
         description: the converter's description of itself.
         bytes_total: the size of the file that was read.
-        path: where it was read; None of bytes.
+        path: the path that it was read from; None for bytes.
     """
 
     path: Path | None = None
 
     @property
     def runtime(self) -> str:
-        """The oldest runtime that has all its kernels; "" if the file does not say.
+        """The oldest runtime that has all its kernels; "" if the file has no record.
 
         It is the one that the converter wrote, until edits add a newer kernel.
         """
         return runtime_needed(self)
 
     def to_bytes(self) -> bytes:
-        """Return the file.
+        """Return the bytes of the file.
 
         Raises:
-            TFLiteError: it has fields that the schema lacks, or is larger than a
-                flatbuffer can be in one piece of memory; see `save`.
+            TFLiteError: it has fields that the schema lacks, or is too large for a
+                flatbuffer in memory; see `save`.
 
-        Cost: linear in tables; one copy of the weights.
+        Cost: linear in the file's tables, plus one copy of the weights.
 
         Example:
             >>> from geutil import tflite
@@ -77,7 +76,7 @@ class LiteFile(Contents):
 
     @checked
     def save(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Path:
-        """Write the file, all or nothing.
+        """Write the file atomically.
 
         Args:
             path: where to write it; it may be the file that this one was read from.
@@ -88,11 +87,11 @@ class LiteFile(Contents):
 
         Raises:
             TFLiteError: it has fields that the schema lacks.
-            ModelError: there is something and `overwrite` is false, or it is a
-                directory; or the directory to write to is missing.
+            ModelError: `path` exists and `overwrite` is false, or it is a directory; or
+                the directory to write to is missing.
             OSError: the disk is full, or writing is forbidden.
 
-        Cost: linear in tables; the weights are copied from file to file.
+        Cost: linear in the file's tables; the weights are copied from file to file.
 
         Example:
             >>> import os, tempfile
@@ -152,11 +151,11 @@ class LiteFile(Contents):
 
     @property
     def constants(self) -> numbers.Constants:
-        """The constants of the file by the names of their tensors, as numbers.
+        """The constants of the file by the names of their tensors, as real values.
 
-        They are read in float, and written in float and stored in the type and steps of
-        the file; numbers out of their range are clipped, with a warning, or with a
-        report of `constants.write`.
+        They are read and written as floats, and stored with the type and scale of the
+        file; values out of range are clipped, with a warning, or with a report of
+        `constants.write`.
 
         Example:
             >>> import numpy as np
@@ -177,7 +176,7 @@ class LiteFile(Contents):
     def to_model(self, *, signature: str | None = None) -> Any:
         """Return the model of the file, which can be trained and converted again.
 
-        See `geutil.model.from_tflite`, which takes paths, too.
+        See `geutil.model.from_tflite`, which also accepts paths.
 
         Args:
             signature: the signature to return; `serving_default` or the only one if
@@ -188,8 +187,8 @@ class LiteFile(Contents):
             `signatures`.
 
         Raises:
-            ModelError: TensorFlow has no op for one of the file, such as a custom op of
-                others; or there is no such signature.
+            ModelError: an op of the file has no TensorFlow equivalent, such as an
+                unknown custom op; or there is no such signature.
 
         Cost: linear in ops, and in the bytes of the weights; it imports TensorFlow.
 
@@ -213,17 +212,17 @@ class LiteFile(Contents):
 
 @checked
 def open(source: str | os.PathLike[str] | bytes) -> LiteFile:
-    """Open a TFLite file to look at it and to edit it.
+    """Open a TFLite file to inspect and edit it.
 
     Args:
-        source: the path of a file, which is mapped to memory, or the bytes of one.
+        source: the path of a file, which is memory-mapped, or the bytes of one.
 
     Raises:
-        BrokenFileError: it is no TFLite file, or is not whole.
+        BrokenFileError: it is not a TFLite file, or is damaged.
         OSError: it cannot be read.
 
-    Cost: linear in tensors, ops and scales; some 50 us for each tensor and op. Weights
-        are read when they are asked for.
+    Cost: linear in tensors, ops and scales; about 50 us for each tensor and op. Weights
+        are read on demand.
 
     Example:
         >>> import numpy as np

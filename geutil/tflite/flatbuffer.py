@@ -121,7 +121,7 @@ _DATA = 4
 
 
 class BrokenFileError(TFLiteError):
-    """Bytes that are no whole TFLite file."""
+    """The bytes are not a complete TFLite file."""
 
 
 def read_into(file: Contents, blob: Any) -> None:

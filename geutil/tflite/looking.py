@@ -1,4 +1,4 @@
-"""Looks at TFLite files: tensors and ops by name, filters, walks, boundaries."""
+"""Queries on TFLite files: tensors and ops by name, filters, walks, boundaries."""
 
 from __future__ import annotations
 
@@ -160,11 +160,11 @@ def find(
     where: Callable[[LiteOp], Any] | None = None,
     graph: GraphLike = None,
 ) -> tuple[LiteOp, ...]:
-    """Return the ops for which all that is given holds, in their order.
+    """Return the ops that meet all given conditions, in execution order.
 
     Args:
         kind: their kind, or several kinds.
-        name: the name of a tensor that they make.
+        name: the name of a tensor that they compute.
         regex: a regular expression that is searched in these names.
         where: a predicate.
         graph: a subgraph, as in `add_input`; all if None.
@@ -199,7 +199,7 @@ def find_tensors(
     where: Callable[[LiteTensor], Any] | None = None,
     graph: GraphLike = None,
 ) -> tuple[LiteTensor, ...]:
-    """Return the tensors for which all that is given holds, as `find` does.
+    """Return the tensors that meet all given conditions; see `find`.
 
     Example:
         >>> from geutil import tflite
@@ -314,11 +314,11 @@ def _near(name: str, names: Iterable[str]) -> str:
 
 @checked
 def tensor(file: Contents, name: TensorLike, *, graph: GraphLike = None) -> LiteTensor:
-    """Return a tensor of a subgraph by its name, or the one that a signature has.
+    """Return a tensor of a subgraph by its name, its own or that in a signature.
 
     Raises:
-        TFLiteError: there is none, or there are several; the message lists names
-            that are near.
+        TFLiteError: there is none, or there are several; the message lists similar
+            names.
 
     Example:
         >>> from geutil import tflite
@@ -332,7 +332,7 @@ def tensor(file: Contents, name: TensorLike, *, graph: GraphLike = None) -> Lite
 
 @checked
 def op(file: Contents, op: OpLike, *, graph: GraphLike = None) -> LiteOp:
-    """Return the op that makes the tensor of a name, or that has a place.
+    """Return the op that computes the tensor of a name, or the op at an index.
 
     Raises:
         TFLiteError: there is none.
@@ -356,11 +356,11 @@ def ancestors(
     stop_at: TensorsLike = (),
     graph: GraphLike = None,
 ) -> tuple[LiteOp, ...]:
-    """Return the ops that tensors are computed by, in the order in which they run.
+    """Return the ops that tensors depend on, in execution order.
 
     Args:
         tensors: one or several tensors, or their names.
-        stop_at: tensors that the walk does not go behind.
+        stop_at: tensors at which the walk stops.
 
     Example:
         >>> from geutil import tflite
@@ -402,12 +402,12 @@ def descendants(
 def boundary(
     file: Contents, ops: OpsLike, *, graph: GraphLike = None
 ) -> tuple[list[LiteTensor], list[LiteTensor]]:
-    """Return the tensors that ops read from outside, and those that they give.
+    """Return the tensors that ops read from outside, and those they pass outside.
 
-    Constants and variables are not among them.
+    Constants and variables are left out.
 
     Args:
-        ops: ops, tensors that they make, places, a slice or a range of these.
+        ops: ops, tensors that they compute, indices, a slice or a range of these.
 
     Example:
         >>> from geutil import tflite

@@ -65,10 +65,10 @@ def add_input(
     Args:
         name: its name.
         dtype: the name of its type, such as "float32".
-        shape: its size in each dimension, None where it is free.
-        quantization: the values of its integers.
-        graph: the subgraph, or its name or place; the main one, which is begun in
-            an empty file, if None.
+        shape: its size in each dimension, None for a dynamic one.
+        quantization: the scale and zero point of its integers.
+        graph: the subgraph, or its name or index; if None, the main one, which is
+            created in an empty file.
 
     Raises:
         TFLiteError: there is no such type or subgraph.
@@ -101,9 +101,9 @@ def add_constant(
 
     Args:
         name: its name.
-        value: an array, or numbers. Of a quantized constant, the integers.
-        dtype: the name of its type, such as "int4"; that of the array if None.
-        quantization: the values of its integers.
+        value: an array, or numbers; the integers of a quantized constant.
+        dtype: the name of its type, such as "int4"; the type of the array if None.
+        quantization: the scale and zero point of its integers.
 
     Raises:
         TFLiteError: TFLite has no such type.
@@ -197,24 +197,24 @@ def add(
     graph: GraphLike = None,
     **options: Any,
 ) -> Any:
-    """Add an op to a subgraph; return the tensor that it makes, or a tuple of them.
+    """Add an op to a subgraph; return its output tensor, or a tuple of them.
 
     Args:
         kind: its kind, such as "CONV_2D".
-        inputs: the tensors that it reads, or their names; None for those left out.
-            One tensor need not be in a list.
-        name: the name of the tensor that it makes, or of each of several; its kind
+        inputs: the tensors that it reads, or their names; None for omitted ones. A
+            single tensor need not be in a list.
+        name: the name of its output, or the names of several; its kind if None.
+        shape: the shape of its output; inferred by the kind if None.
+        dtype: the type of its output; inferred by the kind, or that of the first input,
             if None.
-        shape: the shape of the tensor; by the rule of the kind if None.
-        dtype: its type; by the rule of the kind, or of the first input, if None.
-        quantization: the values of its integers.
-        outputs: new tensors that it makes, in the place of the four arguments
-            before: for results that differ in type or shape.
-        version: the version of its kernel; the oldest that computes it if None.
-        custom_options: of an op of your own, its options as its kernel reads them.
-        at: its place in the order; the end if None.
-        **options: its options by their names in the schema, such as
-            `stride_w=2`, `padding="SAME"`; those left out are 0.
+        quantization: the scale and zero point of its integers.
+        outputs: new tensors to use as outputs, instead of the four arguments above, for
+            outputs that differ in type or shape.
+        version: the version of its kernel; the oldest one that supports it if None.
+        custom_options: the options of a custom op, as bytes that its kernel reads.
+        at: its index in the execution order; the end if None.
+        **options: its options by their names in the schema, such as `stride_w=2`,
+            `padding="SAME"`; 0 by default.
 
     Raises:
         TFLiteError: TFLite has no such kind, the kind has no such option, an input
@@ -278,12 +278,12 @@ def _describe(
 def set_outputs(
     file: Contents, outputs: TensorsLike, *, graph: GraphLike = None
 ) -> None:
-    """Let a subgraph give these tensors and no others; see `expose` to add some.
+    """Set the outputs of a subgraph; see `expose` to add some.
 
-    Signatures follow: outputs that stay keep their names, others have their tensors'.
+    In signatures, outputs that stay keep their names; others get their tensors' names.
 
     Raises:
-        TFLiteError: there is no such tensor, or a signature has an output of its name.
+        TFLiteError: there is no such tensor, or a signature has an output of that name.
 
     Example:
         >>> from geutil import tflite
@@ -305,14 +305,14 @@ def expose(
     *,
     graph: GraphLike = None,
 ) -> None:
-    """Let tensors be outputs besides those that there are.
+    """Make tensors additional outputs.
 
     Args:
         tensors: the tensors, their names, or a mapping from the name of each in
             signatures.
 
     Raises:
-        TFLiteError: a signature has an output of the name, or a tensor is a handle.
+        TFLiteError: a signature has an output of that name, or a tensor is a handle.
 
     Example:
         >>> from geutil import tflite
@@ -375,7 +375,7 @@ def add_signature(
     *,
     graph: GraphLike = None,
 ) -> LiteSignature:
-    """Add a signature of a subgraph.
+    """Add a signature for a subgraph.
 
     Args:
         key: its name.
@@ -383,7 +383,7 @@ def add_signature(
         outputs: a name for each output; those of the tensors if None.
 
     Raises:
-        TFLiteError: there is one of the name, or an end has no name, or two.
+        TFLiteError: a signature of that name exists, or an end has no name, or two.
 
     Example:
         >>> from geutil import tflite

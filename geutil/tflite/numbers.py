@@ -281,23 +281,23 @@ def set_quantization(
     *,
     graph: GraphLike = None,
 ) -> Stored:
-    """Set the scale and zero point of a tensor, and of all that has to follow.
+    """Set the scale and zero point of a tensor, and of those tied to it.
 
     Tensors that kernels such as those of RESHAPE or CONCATENATION tie to it get the
-    same ones; constants among them are stored in the new steps; biases get the
-    scale of the input times that of the weights.
+    same ones; constants among them are requantized; biases get the scale of the input
+    times that of the weights.
 
     Args:
-        tensor: the tensor, or its name: of activations, or weights.
-        scale: the size of a step; for weights with scales for each channel, these.
-        zero_point: the integer that stands for 0.
+        tensor: the tensor of activations or weights, or its name.
+        scale: the scale; for weights quantized per channel, one for each channel.
+        zero_point: the integer that represents 0.
 
     Returns:
-        A report of the tensors that changed, and the numbers that were clipped.
+        A report of the tensors that changed, and of clipped values.
 
     Raises:
-        TFLiteError: it has no steps, or cannot have these: a kernel has its own
-            built in, or a bias does not fit. The file is as it was.
+        TFLiteError: it is not quantized, or cannot have these: a kernel has fixed ones,
+            or a bias does not fit. The file is unchanged.
 
     Example:
         >>> from geutil import tflite

@@ -137,19 +137,19 @@ def rename(
     from_signature: bool | str = False,
     graph: GraphLike = None,
 ) -> None:
-    """Give inputs, outputs, tensors and signatures other names.
+    """Rename inputs, outputs, tensors and signatures.
 
     Args:
-        inputs: the new name of each input to rename, in signatures and as tensor.
-        outputs: the new name of each output to rename, likewise.
+        inputs: the new name of each input to rename, in signatures and of its tensor.
+        outputs: the same for outputs.
         tensors: the new name of each other tensor to rename.
         signatures: the new name of each signature to rename.
-        from_signature: whether ends take the names that signatures have for them,
-            in the place of such as "serving_default_x:0"; or the name of the
-            signature whose ends do.
+        from_signature: whether inputs and outputs get their names in the signatures,
+            instead of names such as "serving_default_x:0"; or the name of the signature
+            to use.
 
     Raises:
-        TFLiteError: there is nothing of an old name, or two would have one name.
+        TFLiteError: an old name does not exist, or two would have the same name.
 
     Example:
         >>> from geutil import tflite

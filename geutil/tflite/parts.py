@@ -24,12 +24,12 @@ class Quantization:
     """The map from integers to numbers: `scale * (integer - zero_point)`.
 
     Attributes:
-        scales: the size of a step; one, or one for each index along `axis`.
-        zero_points: the integer of the value 0; one for each scale.
-        axis: the dimension along which scales differ.
-        block: how many values in a row share a scale; 0 where no blocks are.
-        block_scales: the tensor with the sizes of the steps of blocks.
-        block_zeros: the tensor with their zero points; None where they are 0.
+        scales: the scales; one, or one for each index along `axis`.
+        zero_points: the integers that represent 0; one for each scale.
+        axis: the dimension of the scales.
+        block: the number of consecutive values that share a scale; 0 without blocks.
+        block_scales: the tensor with the scales of blocks.
+        block_zeros: the tensor with their zero points; None if they are 0.
     """
 
     scales: tuple[float, ...]
@@ -42,12 +42,12 @@ class Quantization:
     @classmethod
     @checked
     def of(cls, scales: Array | float, axis: int = 0, zero: int = 0) -> Quantization:
-        """Return steps of these sizes, one for all or one for each index along an axis.
+        """Return a quantization with one scale, or one for each index along an axis.
 
         Args:
-            scales: their sizes, which are stored in float32.
-            axis: the axis, where there are several.
-            zero: the integer of the value 0.
+            scales: the scales, which are stored in float32.
+            axis: the axis, if there are several scales.
+            zero: the integer that represents 0.
         """
         sizes = np.asarray(scales, np.float32).reshape(-1)
         several = sizes.size > 1
@@ -55,7 +55,7 @@ class Quantization:
 
     @property
     def sizes(self) -> Array:
-        """The sizes of its steps, as the file stores them."""
+        """Its scales, as the file stores them."""
         return np.asarray(self.scales, np.float32)
 
     def __str__(self) -> str:
@@ -77,7 +77,7 @@ class Quantization:
             check_numbers(getattr(self, name), kind, f"{name}= of steps")
 
     def along(self, rank: int) -> tuple[Array, Array]:
-        """Return scales and zero points that broadcast over values of a rank."""
+        """Return scales and zero points that broadcast over values of a given rank."""
         shape = [1] * rank
         if len(self.scales) > 1:
             shape[self.axis] = -1
@@ -122,11 +122,11 @@ class LiteTensor:
     """A tensor of a subgraph of a TFLite file; compared by identity.
 
     Attributes:
-        name: its name, that of ops it was converted from, joined by ";".
+        name: its name: those of the ops it was converted from, joined by ";".
         dtype: the name of its type, such as "int8".
-        quantization: the numbers that its integers represent; None if these are the
-            integers themselves.
-        buffer: the buffer with its values, which is empty for computed tensors.
+        quantization: the scale and zero point of its integers; None if it is not
+            quantized.
+        buffer: the buffer of its values, which is empty for computed tensors.
         is_variable: whether it keeps its values from one run to the next.
     """
 
@@ -164,7 +164,7 @@ class LiteTensor:
 
     @classmethod
     def read(cls, record: Any, dtype: str, buffer: Buffer) -> LiteTensor:
-        """Return the tensor of a record of the schema; its steps are read later."""
+        """Return the tensor of a schema record; its quantization is read later."""
         tensor = cls.__new__(cls)
         tensor.record, tensor.dtype, tensor.buffer = record, dtype, buffer
         tensor.name = text(record.name)
@@ -175,7 +175,7 @@ class LiteTensor:
 
     @property
     def shape(self) -> tuple[int | None, ...] | None:
-        """Its size in each dimension, None where it is free; None without a rank."""
+        """Its size in each dimension, None if dynamic; None for an unknown rank."""
         sizes = self.record.shapeSignature
         if sizes is None or not len(sizes):
             sizes = self.record.shape
@@ -204,18 +204,18 @@ class LiteTensor:
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Its shape before any input is resized: 1 where a size is free."""
+        """Its shape before any input is resized: 1 for a dynamic size."""
         sizes = self.record.shape
         return () if sizes is None else tuple(int(size) for size in sizes)
 
     @property
     def stored_bytes(self) -> int:
-        """The bytes that its values take in the file; 0 for computed tensors."""
+        """The size in bytes of its values in the file; 0 for computed tensors."""
         return self.buffer.size
 
     @property
     def producer(self) -> LiteOp | None:
-        """The op that makes it; None for constants and for inputs of a subgraph."""
+        """The op that computes it; None for constants and for inputs of a subgraph."""
         return next(iter(self.makers), None)
 
     @property
@@ -232,11 +232,11 @@ class LiteTensor:
     def value(self) -> Array | None:
         """The array that the file holds; None for computed tensors, and for strings.
 
-        Integers of 2 and 4 bits are given as int8; zeros that are left out of the file
-        are not filled in, so sparse tensors have None. The array cannot be written to.
+        Integers of 2 and 4 bits are returned as int8; sparse tensors have None, since
+        their omitted zeros are not filled in. The array is read-only.
 
         Raises:
-            TFLiteError: there are more or fewer bytes than its shape takes.
+            TFLiteError: the number of bytes does not fit its shape.
         """
         data = self.buffer.data
         if data is None or not data.size or self.is_sparse:
@@ -266,7 +266,7 @@ class LiteTensor:
         """Return the numbers that its integers represent.
 
         Raises:
-            TFLiteError: they represent themselves.
+            TFLiteError: it is not quantized.
         """
         if self.quantization is None:
             raise TFLiteError(f"tensor {self.label} of the file has no steps")
@@ -274,7 +274,7 @@ class LiteTensor:
 
     @checked
     def store(self, value: Array, dtype: str) -> None:
-        """Let it hold values of a type, which may be another one than before."""
+        """Set its values and their type."""
         self.dtype = dtype
         self.value = value
 
@@ -284,7 +284,7 @@ class LiteTensor:
         return LiteTensor(self.name, dtype or self.dtype, self.shape)
 
     def copied(self) -> LiteTensor:
-        """Return a tensor like it, which no op reads or makes, in the same buffer."""
+        """Return a copy with the same buffer, which no op reads or computes."""
         new = LiteTensor.__new__(LiteTensor)
         new.record = copied_record(self.record)
         new.readers, new.makers = {}, {}
@@ -302,7 +302,7 @@ class LiteTensor:
 
     @property
     def label(self) -> str:
-        """Its name for messages; without one, the op that makes or reads it."""
+        """Its name for messages; without one, the op that computes or reads it."""
         if self.name:
             return f"'{self.name}'"
         for op in (*self.makers, *self.readers):
@@ -317,13 +317,13 @@ class LiteOp:
     """An op of a TFLite file; compared by identity.
 
     Attributes:
-        kind: its kind, such as "CONV_2D"; of custom ops the name, such as "FlexInv".
+        kind: its kind, such as "CONV_2D"; the name of a custom op, such as "FlexInv".
         version: the version of its kernel.
-        is_custom: whether TFLite has no kernel of its own for it.
-        options: its options by their names in the schema; an option that calls a
-            subgraph holds this subgraph. Of kinds without a table of options, empty.
-        custom_options: of a custom op the options, as its kernel reads them.
-        intermediates: tensors of the intermediate results of a kernel.
+        is_custom: whether it has no builtin TFLite kernel.
+        options: its options by their names in the schema; an option that refers to a
+            subgraph holds that subgraph. Empty for kinds without options.
+        custom_options: the options of a custom op, as its kernel reads them.
+        intermediates: tensors for the intermediate results of a kernel.
     """
 
     __slots__ = (
@@ -372,7 +372,7 @@ class LiteOp:
         inputs: tuple[LiteTensor | None, ...],
         outputs: tuple[LiteTensor, ...],
     ) -> LiteOp:
-        """Return the op of a code and a record of the schema, without options."""
+        """Return the op of an operator code and a schema record, without options."""
         op = cls.__new__(cls)
         op.code, op.record, op.is_custom = code, record, code.is_custom
         op.kind, op.version, op.graph = code.kind, code.version, None
@@ -382,7 +382,7 @@ class LiteOp:
 
     @property
     def inputs(self) -> tuple[LiteTensor | None, ...]:
-        """The tensors that it reads; None for those left out."""
+        """The tensors that it reads; None for omitted inputs."""
         return self._inputs
 
     @inputs.setter
@@ -394,7 +394,7 @@ class LiteOp:
 
     @property
     def outputs(self) -> tuple[LiteTensor, ...]:
-        """The tensors that it makes."""
+        """The tensors that it computes."""
         return self._outputs
 
     @outputs.setter
@@ -417,12 +417,12 @@ class LiteOp:
 
     @checked
     def set_input(self, slot: int, tensor: LiteTensor | None) -> None:
-        """Let it read another tensor in the place of one."""
+        """Replace the input at an index."""
         self.inputs = self._with(self._inputs, slot, tensor)
 
     @checked
     def set_output(self, slot: int, tensor: LiteTensor) -> None:
-        """Let it make another tensor in the place of one."""
+        """Replace the output at an index."""
         self.outputs = self._with(self._outputs, slot, tensor)
 
     def _with(self, tensors: tuple[T, ...], slot: int, new: T) -> tuple[T, ...]:
@@ -432,12 +432,12 @@ class LiteOp:
 
     @property
     def reads(self) -> tuple[LiteTensor, ...]:
-        """The tensors that it reads, without inputs left out."""
+        """The tensors that it reads, without omitted inputs."""
         return tuple(t for t in self._inputs if t is not None)
 
     @property
     def result(self) -> str:
-        """The name of the first tensor that it makes; "" without one."""
+        """The name of its first output; "" if it has none."""
         return self._outputs[0].name if self._outputs else ""
 
     @property
@@ -454,11 +454,11 @@ class LiteOp:
     def copied(
         self, tensors: Mapping[LiteTensor, LiteTensor], kind: str | None = None
     ) -> LiteOp:
-        """Return an op like it, in no subgraph, with tensors replaced by others.
+        """Return a copy in no subgraph, with tensors replaced by others.
 
         Args:
             tensors: the tensors to replace and their replacements.
-            kind: its kind; that of this op if None.
+            kind: the kind of the copy; that of this op if None.
         """
         kind = kind or self.kind
         new = LiteOp(
@@ -484,7 +484,7 @@ class LiteOp:
 
     @property
     def label(self) -> str:
-        """Its place in the order and its kind, for messages."""
+        """Its index and its kind, for messages."""
         place = -1 if self.graph is None else self.graph.ops.index(self)
         return self.kind if place < 0 else f"{place} ({self.kind})"
 
@@ -506,8 +506,8 @@ class LiteGraph:
 
     Attributes:
         name: its name; "" if it has none.
-        inputs: the tensors that it is given.
-        outputs: the tensors that it gives.
+        inputs: its input tensors.
+        outputs: its output tensors.
     """
 
     __slots__ = ("_listed", "_ops", "_tensors", "inputs", "outputs", "record", "text")
@@ -524,7 +524,7 @@ class LiteGraph:
 
     @property
     def ops(self) -> tuple[LiteOp, ...]:
-        """Its ops in the order in which they run."""
+        """Its ops in execution order."""
         if self._listed is None:
             self._listed = tuple(self._ops)
         return self._listed
@@ -535,34 +535,34 @@ class LiteGraph:
         return tuple(self._tensors)
 
     def has_tensor(self, tensor: LiteTensor) -> bool:
-        """Tell whether a tensor is one of its own."""
+        """Return whether the subgraph has a tensor."""
         return tensor in self._tensors
 
     @checked
     def read_tensors(self, tensors: Iterable[LiteTensor]) -> None:
-        """Let the subgraph, which has no ops yet, have these tensors."""
+        """Set the tensors of a subgraph that has no ops yet."""
         self._tensors = dict.fromkeys(tensors)
 
     @checked
     def add_tensor(self, tensor: LiteTensor) -> LiteTensor:
-        """Add a tensor at the end; return it."""
+        """Append a tensor; return it."""
         self._tensors[tensor] = None
         return tensor
 
     @checked
     def add_tensors(self, tensors: Iterable[LiteTensor | None]) -> None:
-        """Add those tensors at the end that the subgraph does not have yet."""
+        """Append those of the tensors that the subgraph does not have yet."""
         for tensor in tensors:
             if tensor is not None:
                 self._tensors.setdefault(tensor)
 
     @checked
     def add_op(self, op: LiteOp, at: int | None = None) -> LiteOp:
-        """Let an op run at a place in the order, at the end if None; return it.
+        """Insert an op at an index of the order, at the end if None; return it.
 
         Tensors that the subgraph does not have yet are added.
 
-        Cost: linear in the ops behind it.
+        Cost: linear in the ops after it.
         """
         if op.graph is not None:
             raise TFLiteError(f"{op!r} is in a subgraph already; pass op.copied({{}})")
@@ -581,7 +581,7 @@ class LiteGraph:
 
     @checked
     def set_ops(self, ops: Iterable[LiteOp]) -> None:
-        """Let the subgraph have these ops and no others, in this order.
+        """Set the ops of the subgraph, in this order.
 
         Cost: linear in both.
         """
@@ -596,7 +596,7 @@ class LiteGraph:
 
     @checked
     def drop_tensors(self, tensors: Iterable[LiteTensor]) -> None:
-        """Leave tensors out, which no op reads or makes."""
+        """Remove tensors that no op reads or computes."""
         for tensor in tensors:
             self._tensors.pop(tensor, None)
 
@@ -611,8 +611,8 @@ class LiteSignature:
     Attributes:
         key: its name.
         graph: its subgraph.
-        inputs: the tensors that it is given, by name.
-        outputs: the tensors that it gives, by name.
+        inputs: its input tensors, by name.
+        outputs: its output tensors, by name.
     """
 
     key: str

@@ -578,20 +578,20 @@ def set_batch_size(
     inputs: TensorsLike | None = None,
     graph: GraphLike = None,
 ) -> None:
-    """Set the batch size: the first size of the inputs, and all that follows of it.
+    """Set the batch size: the first dimension of the inputs, and what depends on it.
 
-    Shapes follow by rules for each kind of op. Constants that hold the batch size,
-    such as the targets of Reshapes, are rewritten.
+    Shapes are inferred by rules for each kind of op. Constants that contain the batch
+    size, such as the targets of Reshapes, are rewritten.
 
     Args:
-        size: the new batch size; None is any.
+        size: the new batch size; None is dynamic.
         inputs: the inputs whose first dimension is the batch; all but scalars if
             None. An input is a tensor, its name, or its name in a signature.
 
     Raises:
-        TFLiteError: an op computes along the batch, or a constant could hold the
-            batch size by chance, or the shapes of an op cannot be told. The file
-            is as it was.
+        TFLiteError: an op computes along the batch dimension, a constant may equal the
+            batch size by chance, or the shapes of an op cannot be inferred. The file is
+            unchanged.
 
     Example:
         >>> import numpy as np
@@ -635,13 +635,13 @@ def set_input_shape(
     resize: Literal["scale", "keep"] | None = None,
     graph: GraphLike = None,
 ) -> None:
-    """Set the shape of an input, and all that follows of it.
+    """Set the shape of an input, and all that depends on it.
 
     Args:
         name: the input: a tensor, its name, or its name in a signature.
-        shape: its new shape, of the same rank; None is a size that is free.
-        resize: where the file resizes an image to a constant size: whether this is
-            scaled with the input, or kept. If None, such a file is refused.
+        shape: its new shape, of the same rank; None is a dynamic size.
+        resize: if the file resizes an image to a constant size, whether to scale this
+            size with the input or keep it. If None, such a file is refused.
 
     Raises:
         TFLiteError: see `set_batch_size`; or weights do not fit the new shape.

@@ -27,16 +27,16 @@ def reroute(
     consumers: OpsLike | None = None,
     graph: GraphLike = None,
 ) -> None:
-    """Let the readers of a tensor read another one of its type and shape.
+    """Make the readers of a tensor read another one of its type and shape.
 
     Args:
         old: the tensor that is read.
-        new: the tensor that will be.
-        consumers: the ops that change over; all, and the outputs, if None.
+        new: the tensor to read instead.
+        consumers: the ops to change; all, and the outputs, if None.
 
     Raises:
         TFLiteError: the two differ in type, shape or quantization, there would be a
-            circle, or metadata tie ops by their places. Nothing has changed.
+            cycle, or metadata refer to ops by index. Nothing has changed.
 
     Example:
         >>> from geutil import tflite
@@ -74,7 +74,7 @@ def _readers(
 def swap(
     file: Contents, one: TensorLike, other: TensorLike, *, graph: GraphLike = None
 ) -> None:
-    """Let two tensors change their readers, as two calls of `reroute` at once.
+    """Swap the readers of two tensors, as two calls of `reroute` at once.
 
     Raises:
         TFLiteError: see `reroute`. Nothing has changed.
@@ -105,15 +105,15 @@ def bypass(
     *,
     graph: GraphLike = None,
 ) -> None:
-    """Leave out an op: the readers of its result read its input.
+    """Bypass an op: the readers of its result read its input.
 
     Args:
-        op: the op, or the name of the tensor that it makes.
-        read: the input to read; the only one that is no constant if None.
+        op: the op, or the name of the tensor that it computes.
+        read: the input to read; if None, the only one that is not a constant.
 
     Raises:
-        TFLiteError: input and result differ in type, shape or quantization, or it
-            makes several. Nothing has changed.
+        TFLiteError: input and result differ in type, shape or quantization, or it has
+            several results. Nothing has changed.
 
     Example:
         >>> from geutil import tflite
@@ -152,7 +152,7 @@ def bypass(
 
 @checked
 def remove(file: Contents, ops: OpsLike, *, graph: GraphLike = None) -> None:
-    """Leave out ops whose results nothing else reads.
+    """Remove ops whose results nothing else reads.
 
     Raises:
         TFLiteError: something reads them. Nothing has changed.
@@ -183,23 +183,22 @@ def insert(
     graph: GraphLike = None,
     **options: Any,
 ) -> LiteTensor:
-    """Put an op or a part between a tensor and its readers.
+    """Insert an op or a part between a tensor and its readers.
 
     Args:
         tensor: the tensor.
-        by: the kind of an op that reads it and makes its like; an op in no subgraph
-            that reads it; or a file, or a subgraph, that takes one tensor and gives
-            one.
-        consumers: the readers behind it; all, and the outputs, if None.
+        by: the kind of an op that reads it and returns a tensor like it; an op in no
+            subgraph that reads it; or a file or subgraph with one input and one output.
+        consumers: the readers to redirect; all, and the outputs, if None.
         name: the name of the new tensor.
         **options: the options of the kind.
 
     Returns:
-        The tensor that they read now.
+        The tensor that the readers read now.
 
     Raises:
-        TFLiteError: it differs from the old one in type, shape or quantization, or
-            metadata tie ops by their places. Nothing has changed.
+        TFLiteError: the new tensor differs in type, shape or quantization, or metadata
+            refer to ops by index. Nothing has changed.
 
     Example:
         >>> from geutil import tflite
@@ -262,14 +261,14 @@ def replace(
     graph: GraphLike = None,
     **options: Any,
 ) -> tuple[LiteOp, ...]:
-    """Replace ops by other ones, or by a part of a file.
+    """Replace ops by other ops, or by part of a file.
 
     Args:
-        ops: the ops: objects, tensors that they make, places, a slice or a range.
+        ops: the ops: objects, tensors that they compute, indices, a slice or a range.
         by: the kind of the op that replaces each of them; an op in no subgraph that
-            replaces all; or a file, or a subgraph, whose inputs and outputs are put
-            in the place of theirs, in the order of `boundary`.
-        inputs: the tensors that a part takes, in the order of its inputs; those of
+            replaces all; or a file or subgraph, whose inputs and outputs replace
+            theirs, in the order of `boundary`.
+        inputs: the tensors that the part reads, in the order of its inputs; those of
             the boundary if None.
         **options: the options of the kind.
 
@@ -277,8 +276,8 @@ def replace(
         The new ops.
 
     Raises:
-        TFLiteError: ends differ in number, type, shape or quantization, or metadata
-            tie ops by their places. Nothing has changed.
+        TFLiteError: inputs or outputs differ in number, type, shape or quantization, or
+            metadata refer to ops by index. Nothing has changed.
 
     Example:
         >>> from geutil import tflite
@@ -341,22 +340,20 @@ def strip(
     names: bool = False,
     metadata: bool | str | Iterable[str] = False,
 ) -> None:
-    """Leave out all that the outputs of the file do not depend on.
+    """Remove everything that the outputs of the file do not depend on.
 
     Args:
-        unused: whether ops go that no output needs and that change no state,
-            tensors and buffers that nothing uses, and subgraphs that nothing calls.
-        buffers: whether tensors with the same bytes share a buffer.
-        names: whether names of tensors inside and of subgraphs go.
-        metadata: whether metadata go, all but the version of the runtime, with the
-            description and the files that are packed with them; or the names of
-            those that do.
+        unused: whether to remove ops that no output needs and that change no state,
+            unused tensors and buffers, and subgraphs that nothing calls.
+        buffers: whether to store tensors with equal bytes in one buffer.
+        names: whether to remove the names of inner tensors and of subgraphs.
+        metadata: whether to remove all metadata but the runtime version, with the
+            description and the attached files; or the names of those to remove.
 
     Raises:
-        TFLiteError: there are no such metadata, or others tie ops by their places.
+        TFLiteError: there are no such metadata, or others refer to ops by index.
 
-    Cost: linear in ops and tensors; `buffers` reads the weights that have the size
-        of others.
+    Cost: linear in ops and tensors; `buffers` reads the weights of equal size.
 
     Example:
         >>> from geutil import tflite

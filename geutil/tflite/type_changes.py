@@ -364,19 +364,19 @@ def set_io_type(
 ) -> None:
     """Set the types of inputs and outputs: "int8", "uint8", "int16" or "float32".
 
-    Kernels stay as they are: a QUANTIZE or DEQUANTIZE op at the end changes the
-    type, and one that is not needed any more goes.
+    Kernels are not changed: a QUANTIZE or DEQUANTIZE op at the input or output converts
+    the type; one that is no longer needed is removed.
 
     Args:
-        inputs: the type of all inputs that are quantized, or by name those of some.
+        inputs: the type of all quantized inputs, or a mapping from names to types.
             Names are those of the signature, if the subgraph has one.
-        outputs: the same of outputs.
-        steps: by name, the scales and zero points of ends that are float in the
-            file's kernels, and are to become integers.
+        outputs: the same for outputs.
+        steps: by name, the scales and zero points of float inputs and outputs that are
+            to become integers.
 
     Raises:
-        TFLiteError: there is no such end or type, or it cannot have that. The file
-            is as it was.
+        TFLiteError: there is no such end or type, or it cannot have that type. The file
+            is unchanged.
 
     Example:
         >>> from geutil import tflite
@@ -408,15 +408,15 @@ _WIDE = ("int32", "int64")
 
 @checked
 def dequantize(file: Contents) -> Stored:
-    """Turn integers, and float16 weights, into float32: weights, kernels and ends.
+    """Convert integers and float16 weights to float32: weights, kernels and ends.
 
-    Activations that are fused into kernels stay; QUANTIZE and DEQUANTIZE ops go.
+    Fused activations stay; QUANTIZE and DEQUANTIZE ops are removed.
 
     Returns:
         A report of the tensors that changed.
 
     Raises:
-        TFLiteError: a custom op reads or makes integers. The file is as it was.
+        TFLiteError: a custom op reads or returns integers. The file is unchanged.
 
     Cost: linear in ops and weights, which are four times as large.
 

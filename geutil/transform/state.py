@@ -162,8 +162,8 @@ class TransformerInfo:
 
         Args:
             original: an op, a tensor, the name of one, or a nested structure of these.
-            missing_fn: called for an element that was not transformed; without it, None
-                means that element.
+            missing_fn: called for an element that was not transformed; without it, such
+                an element gives None.
 
         Returns:
             A structure like `original`.
@@ -181,8 +181,8 @@ class TransformerInfo:
         Args:
             transformed: an op, a tensor, the name of one, or a nested structure of
                 these.
-            missing_fn: called for an element that is no result of the transformation;
-                without it, None means that element.
+            missing_fn: called for an element that is not a result of the
+                transformation; without it, such an element gives None.
 
         Returns:
             A structure like `transformed`.

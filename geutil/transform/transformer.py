@@ -36,7 +36,7 @@ from geutil.transform.state import TransformerInfo, TransformState, carry_functi
 
 
 def replace_t_with_placeholder_handler(info: TransformState, t: Tensor) -> Tensor:
-    """Return a new placeholder in the destination that stands in for `t`.
+    """Return a new placeholder in the destination that replaces `t`.
 
     The default for the inputs of the view.
 
@@ -155,19 +155,19 @@ def copy_op_handler(
     copy_shape: bool = False,
     nodedef_fn: Callable[[Any], Any] | None = None,
 ) -> tuple[Operation, list[Tensor]]:
-    """Copy an op, with other inputs.
+    """Copy an op with new inputs.
 
     The default for ops. A transformer whose `transform_op_handler` is this function,
-    or a `functools.partial` of it, copies in bulk; with any other handler it goes op
+    or a `functools.partial` of it, copies in bulk; with any other handler it copies op
     by op, six times as slow.
 
     Args:
         info: the running transformation.
         op: an op of the source graph.
         new_inputs: the inputs of the copy.
-        copy_shape: whether static shapes are copied even where shape inference on
-            other inputs says otherwise.
-        nodedef_fn: changes the `NodeDef` of the copy before the op is made, and
+        copy_shape: whether to copy static shapes even if shape inference on the new
+            inputs gives others.
+        nodedef_fn: changes the `NodeDef` of the copy before the op is created, and
             returns it.
 
     Returns:
@@ -214,11 +214,11 @@ def copy_shapes(op: Operation, op_: Operation) -> None:
 class Transformer:
     """Transforms a view into new ops.
 
-    Out of the box it copies the ops and puts placeholders for the inputs. Each decision
-    can be replaced by setting an attribute.
+    By default it copies the ops and replaces the inputs by placeholders. Each decision
+    can be changed by setting an attribute.
 
     Attributes:
-        transform_op_handler: `(info, op, new_inputs) -> (op_, outputs_)` makes an op.
+        transform_op_handler: `(info, op, new_inputs) -> (op_, outputs_)` creates an op.
             While it is `copy_op_handler`, or a `functools.partial` of it, ops are
             copied in bulk.
         transform_external_input_handler: `(info, t) -> t_` for an input of the view.
@@ -226,10 +226,10 @@ class Transformer:
             outside that is not among the inputs.
         transform_control_input_handler: `(info, op) -> op_ or None`.
         transform_original_op_handler: `(info, op) -> op_ or None` for the op that a
-            gradient op was made for.
+            gradient op differentiates.
         assign_collections_handler: `(info, elem, elem_) -> None`.
-        replacements: tensors to read instead of others, wherever these come from; no
-            handler is asked about them.
+        replacements: tensors to read instead of others, wherever these come from,
+            without calling a handler.
 
     Example:
         >>> import tensorflow as tf
@@ -460,19 +460,19 @@ def copy(
     src_scope: str = "",
     reuse_dst_scope: bool = False,
 ) -> tuple[SubGraphView, TransformerInfo]:
-    """Copy a view; placeholders stand in for its inputs.
+    """Copy a view, with placeholders for its inputs.
 
-    Nothing is lost: attributes, device strings, control inputs, collections, static
-    shapes, loops and conditionals, function bodies. Colocation points to the copies
-    where they exist, and else to the originals. The copy can be differentiated.
+    The copy preserves attributes, device strings, control inputs, collections, static
+    shapes, loops and conditionals, function bodies. Colocation refers to the copies if
+    they exist, else to the originals. The copy can be differentiated.
 
     Args:
         sgv: a view, or anything that `make_view` takes.
         dst_graph: the graph to copy to; the graph of the view if None.
         dst_scope: the name scope of the copies.
         src_scope: the scope that their names are relative to.
-        reuse_dst_scope: whether a scope that exists is used as it is; otherwise it gets
-            a number.
+        reuse_dst_scope: whether to reuse an existing scope; otherwise a number is added
+            to its name.
 
     Returns:
         `(sgv_, info)`: a view of the copies, and the `TransformerInfo` of the copy.
@@ -481,8 +481,8 @@ def copy(
         ArgumentTypeError, TransformError, FinalizedGraphError: as
             `Transformer.__call__`.
 
-    Cost: linear in the ops, at most half as much again as `tf.import_graph_def` of the
-    same nodes.
+    Cost: linear in the ops, at most 1.5 times that of `tf.import_graph_def` of the same
+    nodes.
 
     Example:
         >>> import tensorflow as tf
@@ -508,20 +508,20 @@ def copy_with_input_replacements(
 ) -> tuple[SubGraphView, TransformerInfo]:
     """Copy a view with some of its inputs replaced.
 
-    Inputs without a replacement are read by the copy too, or get a placeholder when the
-    copy goes to another graph.
+    The copy reads the other inputs itself, or placeholders for them if it is in another
+    graph.
 
     Args:
         sgv: a view, or anything that `make_view` takes.
         replacement_ts: the tensor to read instead of each input: a mapping keyed by
-            tensor or by `tensor.ref()`, or pairs. Where the shape is another one, the
-            shapes behind it are inferred again. A key that is no input of the view is
-            left out, with a warning.
+            tensor or by `tensor.ref()`, or pairs. If the shape differs, dependent
+            shapes are inferred again. A key that is not an input of the view is
+            ignored, with a warning.
         dst_graph: the graph to copy to; the graph of the view if None.
         dst_scope: the name scope of the copies.
         src_scope: the scope that their names are relative to.
-        reuse_dst_scope: whether a scope that exists is used as it is; otherwise it gets
-            a number.
+        reuse_dst_scope: whether to reuse an existing scope; otherwise a number is added
+            to its name.
 
     Returns:
         `(sgv_, info)`: a view of the copies, and the `TransformerInfo` of the copy.
@@ -562,22 +562,22 @@ def graph_replace(
     reuse_dst_scope: bool = False,
     dst_graph: Graph | None = None,
 ) -> Any:
-    """Return the targets as they would be if other tensors were read in some places.
+    """Return the targets, recomputed with some tensors replaced by others.
 
-    Copies the ops between the replaced tensors and the targets; everything else is
-    shared with the original, or copied too when the result goes to another graph.
-    Version 1 while loops in between are copied whole, with the stacks and arrays that
-    they fill, and the other users of these.
+    This copies the ops between the replaced tensors and the targets; everything else is
+    shared with the original, or copied too if the result is in another graph. Version 1
+    while loops in between are copied as a whole, with the stacks and arrays that they
+    fill, and the other users of these.
 
     Args:
         target_ts: a tensor, or a nested structure of tensors.
-        replacement_ts: the tensor to read instead of each: a mapping keyed by tensor or
-            by `tensor.ref()`, or pairs.
+        replacement_ts: the replacement of each tensor: a mapping keyed by tensor or by
+            `tensor.ref()`, or pairs.
         dst_scope: the name scope of the copies.
         src_scope: the scope that their names are relative to.
-        reuse_dst_scope: whether a scope that exists is used as it is; otherwise it gets
-            a number.
-        dst_graph: the graph to copy to, which the replacements belong to; the graph of
+        reuse_dst_scope: whether to reuse an existing scope; otherwise a number is added
+            to its name.
+        dst_graph: the graph to copy to, which contains the replacements; the graph of
             the targets if None.
 
     Returns:
@@ -585,11 +585,11 @@ def graph_replace(
         a replaced tensor is returned as it is.
 
     Raises:
-        ArgumentTypeError: a target or a key is no tensor of a graph.
+        ArgumentTypeError: a target or a key is not a tensor of a graph.
         TransformError: no target depends on a replaced tensor, or as
             `copy_with_input_replacements`.
 
-    Cost: linear in the ops ahead of the replaced tensors and behind the targets.
+    Cost: linear in descendants of the replaced tensors and ancestors of the targets.
 
     Example:
         >>> import tensorflow as tf

@@ -1,1 +1,1 @@
-"""Another batch size: the ops that bake the old one in, their repair, and the proof."""
+"""Batch size changes: ops that hard-code the old one, their repair, the proof."""

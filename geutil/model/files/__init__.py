@@ -1,1 +1,1 @@
-"""Files of models: read, checked and told, before TensorFlow sees them."""
+"""Files of models: read, checked and reported before TensorFlow sees them."""

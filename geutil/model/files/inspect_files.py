@@ -296,21 +296,21 @@ def _bytes(paths: Iterable[Path]) -> int:
 def inspect(path: PathLike, *, tags: Iterable[str] | None = None) -> Inspection:
     """Describe a model: signatures, ops, functions, variables, sizes.
 
-    Only its files are looked at. No graph is built, no object is made, nothing is
-    executed, and the values of variables and large constants are not read.
+    This reads only its files: it builds no graph, creates no object, executes nothing,
+    and does not read the values of variables and large constants.
 
     Args:
         path: the directory of a SavedModel, a `.pb` or `.pbtxt` file with a GraphDef, a
-            `.keras` or `.h5` file, or a `.tflite` file, of which a `TFLiteInspection`
-            is returned.
+            `.keras` or `.h5` file, or a `.tflite` file, which gives a
+            `TFLiteInspection`.
         tags: exactly the tags of the MetaGraph of a SavedModel; None means "serve", or
             the only one there is.
 
     Raises:
         ModelError: there is nothing there, it is damaged, or of another kind.
 
-    Cost: linear in the nodes; memory for some of them at a time. Text forms are parsed
-    whole, by TensorFlow; all else is inspected without it.
+    Cost: linear in the nodes; memory for some of them at a time. TensorFlow is needed
+    only for text formats, which it parses as a whole.
 
     Example:
         >>> found = inspect("testdata/two_signatures")

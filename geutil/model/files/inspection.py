@@ -113,11 +113,11 @@ class Inspection(Shown):
         version: the version of TensorFlow (of Keras, for a .keras file) that wrote it;
             "" if the file does not say.
         signatures: inputs and outputs by the name of the signature.
-        aliases: names of signatures that are the same as another, and that one's name:
+        aliases: the names of duplicate signatures, mapped to the one that they equal:
             Keras exports one as "serve" and as "serving_default".
-        ops: how many ops of each type the main graph has, the most frequent first.
+        ops: the number of ops of each type in the main graph, most frequent first.
         function_ops: the same for all functions together.
-        functions: the functions of the library, in its order.
+        functions: the functions of the library, in order.
         variables: the variables.
         assets: the names of asset files.
         layers: the layers of a Keras model.
@@ -229,18 +229,17 @@ class TFLiteTensorInfo(TensorInfo):
 
 @dataclass(frozen=True)
 class TFLiteInspection(Inspection):
-    """The contents of a TFLite file; `functions` are its subgraphs behind the main one.
+    """The contents of a TFLite file; `functions` are its subgraphs after the main one.
 
     Attributes:
-        ends: the inputs and outputs of the main subgraph, by the names of its tensors:
+        ends: the inputs and outputs of the main subgraph, by the names of its tensors,
             for files without signatures.
-        precisions: for each type that ops compute in, such as "int8", "float32" or
-            "int8 with int4 weights", how many ops of each type do, those of all
-            subgraphs together.
+        precisions: the number of ops of each op type, in all subgraphs, by the type
+            they compute in, such as "int8", "float32" or "int8 with int4 weights".
         weights: the bytes of constants by their type, such as "int8".
-        custom_ops: how many ops TFLite has no kernel of its own for, by type.
-        flex_ops: how many run as ops of TensorFlow, and need its kernels, by type.
-        slow_ops: those that run on slow kernels on CPUs; see `geutil.tflite.precision`.
+        custom_ops: the number of ops without a builtin TFLite kernel, by type.
+        flex_ops: the number of ops that need TensorFlow's kernels, by type.
+        slow_ops: the ops whose kernels are slow on CPUs; see `geutil.tflite.precision`.
         metadata: the names of other entries stored in the file.
         description: the converter's description of itself.
     """

@@ -55,12 +55,12 @@ def source_of_lite(file: LiteFile) -> Source:
 
 
 def tflite_kinds() -> tuple[str, ...]:
-    """Return the kinds of ops that `from_tflite` takes, by the names of the schema.
+    """Return the kinds of ops that `from_tflite` accepts, by their schema names.
 
-    Besides these, it takes ops of TensorFlow ("Flex..."), and MediaPipe's custom op
+    It also accepts TensorFlow ops ("Flex..."), and MediaPipe's custom op
     `Convolution2DTransposeBias`.
 
-    Cost: that of a list.
+    Cost: linear in the kinds.
 
     Example:
         >>> from geutil import model

@@ -38,13 +38,13 @@ def overrides_of(bits: Mapping[str, int]) -> dict[str, Override]:
 
 @dataclass(frozen=True)
 class BitOption:
-    """A number of bits that a layer may have.
+    """A possible number of bits for a layer.
 
     Attributes:
         bits: the bits of its weights.
-        size: the bytes of these in a file.
-        alone: the noise at the outputs if nothing else is quantized, as a share of the
-            signal.
+        size: the bytes of its weights in a file.
+        alone: the noise at the outputs if nothing else is quantized, as a fraction of
+            the signal.
         together: the noise with all activations quantized, and other weights in 8 bits.
     """
 
@@ -59,11 +59,11 @@ class LayerBits:
     """The bits of a layer.
 
     Attributes:
-        ops: the ops that have them, by name: more than one share a variable.
-        op_type: the type of the first.
+        ops: its ops, by name; several if they share a variable.
+        op_type: the type of the first op.
         weights: the number of weights.
         bits: the bits that were chosen.
-        options: all that it may have.
+        options: all possible numbers of bits.
     """
 
     ops: tuple[str, ...]
@@ -89,7 +89,7 @@ class CurvePoint:
 
     Attributes:
         size: the bytes of all weights.
-        noise: the noise, measured, as a share of the signal.
+        noise: the measured noise, as a fraction of the signal.
         predicted: the noise as the sum of the layers' noise.
     """
 
@@ -99,33 +99,33 @@ class CurvePoint:
 
     @property
     def decibels(self) -> float:
-        """Signal to noise in dB, measured."""
+        """The measured signal-to-noise ratio, in dB."""
         return decibels(self.noise)
 
 
 @dataclass(frozen=True)
 class BitPlan(Shown):
-    """The bits of the weights of each layer; see `choose_bits`.
+    """The bit widths of the weights of each layer; see `choose_bits`.
 
-    Sizes are the bytes of the weights of layers in a file: its other parts do not
-    depend on the bits. Noise is a share of the signal: the mean square of the
-    difference to the outputs in float over their variance.
+    Sizes are the bytes of the layers' weights in a file; its other parts do not depend
+    on the bits. Noise is a fraction of the signal: the mean squared difference from the
+    float outputs, divided by their variance.
 
     Attributes:
-        scheme: the scheme of the file that they are for.
-        budget: the request, in words.
+        scheme: the scheme of the file.
+        budget: the requested budget, as text.
         layers: the layers, in the order of the graph.
         left: the names of layers that `quantize` leaves in float, and of ops that run
-            bodies, which it does not look into, with the reasons.
+            function bodies, which are not searched, with the reasons.
         size: the bytes of the weights.
         int8_size: their bytes in 8 bits each.
-        noise: the noise of the network with these bits, as `quantize` assembles it.
+        noise: the noise of the network with these bits, quantized by `quantize`.
         predicted: the noise as the sum of the layers' noise.
         int8_noise: the noise with 8 bits for each layer.
         method: how ranges of activations were calibrated; "" if there are none.
-        batches: how many batches the noise was measured on.
+        batches: the number of batches that the noise was measured on.
         curve: the best choices for several sizes, smallest first.
-        scores: the caller's metric in float, and with these bits; None if there was no
+        scores: the caller's metric in float, and with these bits; None without a
             metric.
 
     Example:
@@ -153,7 +153,7 @@ class BitPlan(Shown):
 
     @property
     def decibels(self) -> float:
-        """Signal to noise of the assembled network, in dB."""
+        """The signal-to-noise ratio of the assembled network, in dB."""
         return decibels(self.noise)
 
     @property
@@ -172,7 +172,7 @@ class BitPlan(Shown):
             The path.
 
         Raises:
-            QuantizeError: there is such a file, and `overwrite` is not set.
+            QuantizeError: the file exists and `overwrite` is not set.
 
         Cost: linear in the layers.
         """
@@ -194,7 +194,7 @@ class BitPlan(Shown):
             The plan.
 
         Raises:
-            QuantizeError: it is no such file.
+            QuantizeError: the file is not a saved plan.
 
         Cost: linear in the layers.
         """

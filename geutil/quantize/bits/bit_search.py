@@ -1,9 +1,8 @@
 """Bits chosen for the weights of each layer, under a budget of bytes or of noise.
 
-The noise that layers add is taken for additive, and the knapsack solved exactly. Around
-its choice the noise is measured anew, layer by layer, which tells how they work
-together; so the next knapsack is solved from there, for as long as the network gets
-better by it.
+The noise of layers is assumed to be additive, and the knapsack is solved exactly.
+Around its choice the noise is measured again, layer by layer, to include their
+interaction; the next knapsack is solved from there, as long as the network improves.
 """
 
 from __future__ import annotations
@@ -433,51 +432,51 @@ def choose_bits(
     method: str = "best",
     batches: int = 8,
 ) -> BitPlan:
-    """Choose in how many bits the weights of each layer are stored, under a budget.
+    """Choose the number of bits for the weights of each layer, under a budget.
 
     The noise at the outputs is measured for each layer and each number of bits: with
-    that layer alone, and with all others quantized. From the latter the best choice is
-    found exactly, as a multiple-choice knapsack, since errors of layers nearly add up.
-    Its noise is measured, the layers are measured again around it, and the choice is
-    made again as long as that helps. In the end the network is quantized with these
-    bits, as `quantize` does it, and measured once more.
+    only that layer quantized, and with all others quantized too. From the latter the
+    best choice is found exactly, as a multiple-choice knapsack, since the errors of
+    layers nearly add up. Its noise is measured, the layers are measured again around
+    it, and the choice is repeated while it improves. Finally the network is quantized
+    with these bits by `quantize`, and measured once more.
 
-    Layers are those that `quantize` quantizes; fold batch norms first. No int8 file can
-    store more than 8 bits, with any layers skipped; one of `weight_only_int8` stores
-    16. The savings of 4 bits depend on the kernel: depthwise, grouped and transposed
-    convolutions have bytes in a file of int8.
+    Layers are those that `quantize` quantizes; fold batch norms first. An int8 file
+    cannot store more than 8 bits, even if layers are skipped; one of `weight_only_int8`
+    stores 16. The savings of 4 bits depend on the kernel: in an int8 file, depthwise,
+    grouped and transposed convolutions store bytes.
 
     Args:
         model: a float `geutil.model.Model`, which is not changed.
-        data: the data, as `calibrate` takes it. It is gone through once and kept.
-        size: the most bytes that the weights take in the file; or, as a float below 1,
-            their share of their bytes in 8 bits each. Other parts of the file, such as
-            steps and biases, do not depend on the bits.
-        noise: the signal to noise in dB that the outputs must have.
+        data: the data, as `calibrate` takes it. It is iterated once and kept in memory.
+        size: the budget for the bytes of the weights in the file; or, as a float below
+            1, for the fraction of their size in 8 bits. Other parts of the file, such
+            as scales and biases, do not depend on the bits.
+        noise: the required signal-to-noise ratio of the outputs, in dB.
         accuracy: `(metric, loss)`: a metric of outputs, and the largest loss of its
-            mean over the data against the float model. `metric(outputs, index)` is
-            given the outputs of a batch by name, as arrays, and the place of the batch
-            in the data; higher is better. Batches count by their samples.
-        bits: the options of a layer: 2 to 8, and 16 if the scheme stores so many. None
-            takes those of 4, 8 and 16 that it stores.
-        scheme: that of the file: "int8", or "weight_only_int8", which leaves
+            mean over the data against the float model. `metric(outputs, index)` gets
+            the outputs of a batch by name, as arrays, and the index of the batch in the
+            data; higher is better. Batches are weighted by their samples.
+        bits: the options for a layer: 2 to 8, and 16 if the scheme supports it. None
+            uses those of 4, 8 and 16 that it supports.
+        scheme: the scheme of the file: "int8", or "weight_only_int8", which leaves
             activations in float.
-        method: how ranges of activations are calibrated; see `calibrate`.
-        batches: how many of the batches noise is measured on; all of them are used to
+        method: how to calibrate the ranges of activations; see `calibrate`.
+        batches: the number of batches to measure noise on; all of them are used to
             calibrate, and for `accuracy`.
 
     Returns:
-        The plan; `quantize(model, scheme=plan.scheme, overrides=plan.overrides)` takes
-        it. Then calibrate by `plan.method`.
+        The plan, for `quantize(model, scheme=plan.scheme, overrides=plan.overrides)`.
+        Then calibrate by `plan.method`.
 
     Raises:
-        ArgumentTypeError: it is no model, or an argument is of another type.
+        ArgumentTypeError: `model` is not a model, or an argument has another type.
         QuantizeError: not exactly one budget is given; no choice meets it, and the
-            message names the reachable one; the model is quantized, or has no layers
-            that can be; bits or scheme are not possible; or the data does not fit.
-        MissingExtraError: OR-Tools is not installed, the extra `plan`.
+            message names the reachable one; the model is quantized, or has no layers to
+            quantize; bits or scheme are not possible; or the data does not fit.
+        MissingExtraError: OR-Tools (the extra `plan`) is not installed.
 
-    Cost: for each layer, number of bits and batch two runs of the network, and up to
+    Cost: two runs of the network for each layer, number of bits and batch, and up to
         three more to refine, eight times as often for `accuracy`; the knapsacks take
         milliseconds.
 

@@ -9,7 +9,7 @@ The bits of a weight in a file depend on the scheme and on the kernel that reads
 
 Weights that several ops read are stored once.
 
-Counted are the weights themselves. Steps and biases are besides, whatever the bits.
+Only the weights are counted. Scales and biases do not depend on the bits.
 """
 
 from __future__ import annotations

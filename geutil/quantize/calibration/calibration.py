@@ -103,24 +103,24 @@ class CalibrationReport(Shown):
     """The ranges that were set.
 
     Attributes:
-        ranges: for each range by name its two ends; of weights with a range for each
-            channel they are arrays.
-        batches: how many batches were run.
-        method: how the ranges of activations were chosen; "per_range" where that
-            differs.
-        noise: for each choice that was tried out, the mean square of the error of
-            quantization in the results, as a share of their variance.
+        ranges: the two ends of each range, by name; arrays for weights with a range per
+            channel.
+        batches: the number of batches that were run.
+        method: the method for the ranges of activations; "per_range" if it differs
+            between them.
+        noise: the mean squared quantization error of the results for each choice that
+            was tried, as a fraction of their variance.
         rounding: how weights were rounded.
         layers: each layer whose weights are quantized: rounded by data, or not and why.
-            None are listed if all weights are on their nearest levels.
+            Empty if all weights are rounded to the nearest levels.
         by_range: the method of each range of activations, where they differ.
-        whole: why "best" took one method for all ranges without a look at each; "" if
-            it looked.
-        in_blocks: the names of ranges of blocks.
-        narrow: the inputs that ops such as a concat join in a range with values that
-            are far larger, so that they get fewer than 16 steps of it.
-        inputs: the values that each input was given, and the type that the network saw
-            them in; a mean near 127 is that of images that were not scaled.
+        whole: why "best" used one method for all ranges without comparing them range by
+            range; "" if it compared them.
+        in_blocks: the names of block-wise ranges.
+        narrow: the inputs of ops such as a concat that share a range with far larger
+            values, so that they get fewer than 16 of its steps.
+        inputs: the statistics of the values of each input, and their type in the
+            network; a mean near 127 indicates images that were not scaled.
     """
 
     ranges: Mapping[str, Range]
@@ -160,7 +160,7 @@ class CalibrationReport(Shown):
         return "\n".join(lines)
 
     def range_text(self, name: str) -> str:
-        """Return a range in words; of many channels, from the lowest to the highest."""
+        """Return a range as text; of many channels, from the lowest to the highest."""
         low, high = self.ranges[name]
         parts = "blocks" if name in self.in_blocks else "channels"
         count = f", {np.size(low)} {parts}" if np.ndim(low) else ""
@@ -183,90 +183,89 @@ def calibrate(
     """Set the ranges of a quantized model from data, without training.
 
     The model is run on the data as if it were not quantized. Weights get the range of
-    their values. Activations get, by the method,
+    their values. The ranges of activations depend on the method:
 
     - "best": for a range of fewer than 1,024 values that of "min_max"; for others that
-      of "mse", unless that of "min_max" makes less noise at the outputs, or that of
-      "percentile" less than 0.7 times as much: the squared errors of the values,
-      weighed by the squares of the gradients of the outputs. The noise is estimated
-      from the first eight batches. There the network is run, too, with these ranges and
-      with all of them by "mse" and "min_max": one method is taken for all if its noise
-      is less than 0.7 times as large. Without gradients, the three methods are tried
-      so. If there is but one batch it is "min_max". Ranges of 16 bits reach twice as
-      far, for data to come;
+      of "mse", unless "min_max" gives less noise at the outputs, or "percentile" less
+      than 0.7 times as much. This noise is the sum of the squared errors of the values,
+      weighted by the squared gradients of the outputs, estimated from the first eight
+      batches. On these the network is also run with these ranges, and with all ranges
+      by "mse" or "min_max": one method is used for all if its noise is less than 0.7
+      times as large. Without gradients, the three methods are compared this way. With
+      only one batch it is "min_max". Ranges of 16 bits are twice as wide, for later
+      data;
     - "moving_average": moving averages of the smallest and the largest value of a
       batch, which start with the first batch;
     - "min_max": the smallest and the largest value of all batches;
-    - "percentile": the range that all but a share of the values are in;
-    - "entropy": the range whose quantized values diverge least from the exact ones
+    - "percentile": the range that contains all but a fraction of the values;
+    - "entropy": the range with the least divergence of quantized from exact values
       (Migacz 2017);
     - "mse": the range with the least squared error of rounding and clipping.
 
-    Two kinds of ops get ranges by those of their inputs, since finer steps would add no
-    information: Relus that are kernels of their own, from 0 on in the same steps, and
-    products with a number. Ranges that are learnt in training stay.
+    Two kinds of ops derive their ranges from those of their inputs, since finer steps
+    would add no information: Relus with their own kernel, from 0 on in the same steps,
+    and products with a number. Ranges learnt in training are kept.
 
-    Activations that are zero throughout get the range from 0 to 1. Infinities that a
-    mask puts into them, or that leave no trace in the results, do not count; where a
-    softmax reads them, the range goes on so far below the other values that masked ones
-    get no share.
+    Activations that are always zero get the range from 0 to 1. Infinities that come
+    from a mask, or that do not affect the results, are ignored; if a softmax reads
+    them, the range extends so far below the other values that masked ones get no
+    weight.
 
-    Weights are rounded to the nearest of their levels, or, layer by layer, to those
-    that change the layer's results on the data least. That matters where weights have
-    fewer bits than activations, and gains nothing where both have 8:
+    Weights are rounded to the nearest levels, or, layer by layer, to those that change
+    the layer's results on the data least. This helps if weights have fewer bits than
+    activations, and gains nothing if both have 8:
 
-    - "gptq": each weight makes up for the errors of those before it (Frantar et al.
-      2022, arXiv 2210.17323). It takes seconds, and is the better one as a rule;
-    - "adaround": each weight goes up or down as gradient descent finds it best (Nagel
-      et al. 2020, arXiv 2004.10568).
+    - "gptq": each weight compensates the errors of those before it (Frantar et al.
+      2022, arXiv 2210.17323). It takes seconds, and is usually better;
+    - "adaround": gradient descent decides whether each weight is rounded up or down
+      (Nagel et al. 2020, arXiv 2004.10568).
 
-    A few hundred samples like those of the model's use are enough. The decisions are
-    held in variables, `<range>/correction` of weights and `<layer>/bias/correction`,
-    which are added before rounding; the weights themselves stay as they are.
-    Calibrating again decides again. Other signatures do not read them.
+    A few hundred representative samples are enough. The decisions are stored in
+    variables, `<range>/correction` of weights and `<layer>/bias/correction`, which are
+    added before rounding; the weights themselves are unchanged. Calibrating again
+    replaces the decisions. Other signatures do not read them.
 
     Args:
         model: a `geutil.model.Model` that was quantized.
         dataset: the data, as `geutil.model.Model.run` takes it: a batch (a mapping from
             input names, an array, a tuple `(x, y)`), an iterable or `tf.data.Dataset`
-            of batches, or the path of a `.npz` file. It is gone through once;
-            where weights are rounded by data, its first batches, until there are 128
-            samples, are kept in memory, with the results of two layers at a time.
-        method: how to choose ranges.
-        rounding: how weights are rounded: "nearest", "gptq" or "adaround". None is
-            "gptq" where weights have fewer bits than activations and the model is not
-            trained, and else "nearest".
-        clipping: the ranges of weights: "min_max" holds all values; "mse" clips those
-            far out, channel by channel, where the errors of all weights, counted by the
-            data they multiply, become less so; "octav" finds the least error of evenly
-            spread weights (Sakr et al. 2022, arXiv 2206.06501). None is "mse" where
-            weights are rounded by data, and "min_max" where they are not. Weights that
-            share a range with others keep it.
-        correct_bias: let biases correct the change that rounding makes in the means of
-            a layer's results (Nagel et al. 2019, arXiv 1906.04721, section 4.2). None
-            does so where weights are rounded by data. Layers without a bias get none.
-        decay: how much of a moving average each batch keeps.
-        percentile: the share in percent of values within the range, on either side.
+            of batches, or the path of a `.npz` file. It is iterated once; if weights
+            are rounded by data, the first batches, up to 128 samples, are kept in
+            memory, with the results of two layers at a time.
+        method: how to choose the ranges of activations.
+        rounding: how to round weights: "nearest", "gptq" or "adaround". None is "gptq"
+            if weights have fewer bits than activations and the model is not trained,
+            else "nearest".
+        clipping: the ranges of weights: "min_max" contains all values; "mse" clips
+            outliers, channel by channel, if that reduces the error of all weights,
+            weighted by the data they multiply; "octav" minimizes the error for evenly
+            spread weights (Sakr et al. 2022, arXiv 2206.06501). None is "mse" if
+            weights are rounded by data, else "min_max". Weights that share a range with
+            others keep it.
+        correct_bias: whether biases correct the shift of a layer's mean results by
+            rounding (Nagel et al. 2019, arXiv 1906.04721, section 4.2). None does so if
+            weights are rounded by data. Layers without a bias get none.
+        decay: the decay factor of moving averages, for each batch.
+        percentile: the percentage of values within the range, on either side.
         bins: the number of bins of histograms.
-        progress: show a progress bar on stderr; None does so on a terminal, if rich is
-            installed.
+        progress: whether to show a progress bar on stderr; None shows one on a
+            terminal, if rich is installed.
 
     Returns:
-        The ranges. Inputs of a concat, or of another op that joins values in one range,
-        that get fewer than 16 of its steps are in `narrow`, and logged as warnings.
+        The ranges. Inputs of ops such as a concat that get fewer than 16 steps of the
+        shared range are in `narrow`, and logged as warnings.
 
     Raises:
-        ArgumentTypeError: it is no model, or data of another type.
+        ArgumentTypeError: `model` is not a model, or the data has another type.
         QuantizeError: the model has no ranges to set; the method is not known; the data
-            is empty or does not fit the inputs; or the model computes NaN or
-            infinite values, and something that is to be quantized holds some: the
-            message names the op that makes them; or no batch takes a branch of a
-            version 1 conditional; or weights are to be rounded by data, and the model
-            has a loop of version 1.
+            is empty or does not fit the inputs; or the model computes NaN or infinite
+            values in a tensor to be quantized: the message names the op that computes
+            them; or no batch takes a branch of a version 1 conditional; or weights are
+            to be rounded by data, and the model has a version 1 loop.
 
-    Cost: one run of the model for each batch, and one copy of its graph; "best" four
-    more copies, one of them with its gradients four times, and up to 32 runs. Rounding
-    by data: two runs more, and for each layer with n inputs and m outputs some n^2 (n /
+    Cost: one run of the model for each batch, and one copy of its graph; "best" adds
+    four copies, one of them with its gradients four times, and up to 32 runs. Rounding
+    by data adds two runs, and for each layer with n inputs and m outputs about n^2 (n /
     3 + m / 2) products with "gptq", 800 n^2 m with "adaround".
 
     Example:

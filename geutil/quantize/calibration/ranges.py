@@ -297,15 +297,15 @@ _FEWEST = 16
 
 @dataclass(frozen=True)
 class NarrowInput:
-    """An input that gets few steps of the range that an op joins it in.
+    """An input that gets few steps of the range that it shares with other inputs.
 
     Attributes:
         op: the op, by name.
         op_type: its type.
-        input: the op that makes the input, by name.
-        steps: how many steps its values take.
-        of: how many steps the range has.
-        ops: all ops that join inputs in this range, that one among them.
+        input: the op that computes the input, by name.
+        steps: the number of steps that its values span.
+        of: the number of steps of the range.
+        ops: all ops that join inputs in this range, including `op`.
     """
 
     op: str

@@ -1,4 +1,4 @@
-"""Forms of ops that TFLite has no kernel for, of others that it has one for."""
+"""Ops without a TFLite kernel, rewritten as ops that have one."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """TFLite's int8 kernels.
 
-The ranges that they ask for, by the type of the TensorFlow op.
+The ranges that they require, by the type of the TensorFlow op.
 
 Measured with TensorFlow 2.21: an op between FakeQuant ops is converted, and stays
 int8 or not. `tests/quantize/test_kernels.py` measures it again. The kernels that older

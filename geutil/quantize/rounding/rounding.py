@@ -4,9 +4,9 @@ A layer reads x~, simulated with the decisions on those before it, where the net
 without quantization reads x. Its rounded weights Q shall make x~ Q near x W, with its
 weights W. The weights that come nearest without rounding, W + (H + D)^-1 (C - H) W with
 H = E x~^T x~ and C = E x~^T x, are rounded; D is a part of the mean diagonal of
-H, so that few rows of data do not count for more than they tell. Where there is a bias,
-it takes over differences of the means, and H and C are of deviations from them (Nagel
-et al. 2019, arXiv 1906.04721, section 4.2).
+H, so that few rows of data do not get too much weight. Where there is a bias, it takes
+over differences of the means, and H and C are of deviations from them (Nagel et al.
+2019, arXiv 1906.04721, section 4.2).
 
 A decision on a layer changes the data of later ones. So the graph is cut into stages,
 one for each layer: an op belongs to the last layer that it depends on. Each stage is
@@ -179,16 +179,16 @@ class Choice:
 
 @dataclass(frozen=True)
 class Rounded:
-    """A layer whose weights were rounded by its results on data.
+    """A layer whose weights were rounded to preserve its results on data.
 
     Attributes:
         op: the layer, by the name of its op.
         op_type: its type.
-        before: the mean square of the error of quantization in the layer's results, by
-            its weights on the nearest levels and by its inputs, as a share of their
+        before: the mean squared quantization error of the layer's results, due to its
+            inputs and to weights on the nearest levels, as a fraction of their
             variance.
-        after: the same, now.
-        moved: the share of weights that are not on their nearest level.
+        after: the same after rounding.
+        moved: the fraction of weights that are not on their nearest level.
         bias: whether its bias was corrected.
     """
 

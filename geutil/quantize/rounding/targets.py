@@ -46,12 +46,12 @@ _MOVES = frozenset(("ExpandDims", "Identity", "Reshape", "Squeeze"))
 
 @dataclass(frozen=True)
 class NotRounded:
-    """A layer whose weights are on the nearest levels.
+    """A layer whose weights are rounded to the nearest levels.
 
     Attributes:
         op: the layer, by the name of its op.
         op_type: its type.
-        reason: why.
+        reason: why they were not rounded by data.
     """
 
     op: str

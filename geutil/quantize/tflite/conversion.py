@@ -130,32 +130,32 @@ def to_int8(
     """Convert a quantized model to a TFLite file that computes in int8.
 
     TFLite's converter writes a file of float kernels with the ranges of the FakeQuant
-    ops between them, and geutil lets these compute in integers; inputs and outputs are
-    int8, too, if they are floats in the model and quantized. Ops that the caller of
-    `quantize` left in float, by overrides, a scope or activations, are float in the
-    file, with the weights that they have in the model. Each op that stays float is
-    logged as a warning with the reason, which says so if the op is quantized in the
-    model all the same. A model that was quantized for training is converted as it will
-    be deployed: with the current ranges, at any delay.
+    ops between them, and geutil converts these to integer kernels; inputs and outputs
+    are int8, too, if they are floats in the model and quantized. Ops that `quantize`
+    left in float, because of overrides, a scope or activations, are float in the file,
+    with the weights of the model. Each op that stays in float is logged as a warning
+    with the reason, which says if the op is quantized in the model. A model that was
+    quantized for training is converted as it will be deployed: with the current ranges,
+    at any delay.
 
     Args:
         model: a `geutil.model.Model` that was quantized.
         representative: data to calibrate the model with first; see `calibrate`. None
-            takes the ranges as they are.
-        input_type: the type of its inputs: "int8", "uint8", "float32", or some of them
-            by name; see `to_tflite`.
-        output_type: the same of its outputs.
+            uses the current ranges.
+        input_type: the type of its inputs: "int8", "uint8", "float32", or a mapping by
+            name; see `to_tflite`.
+        output_type: the same for its outputs.
 
     Returns:
         The file's bytes, for an interpreter (`ai_edge_litert.interpreter.Interpreter`,
         the extra `litert`) or to be written to disk.
 
     Raises:
-        ArgumentTypeError: it is no model.
+        ArgumentTypeError: `model` is not a model.
         QuantizeError: the model was not quantized, or neither trained nor calibrated
             since; activations have other than 8 bits, or weights more; an input or an
-            output cannot have its type; or the converter fails, whose message is in
-            this one, or makes a file that cannot be run.
+            output cannot have its type; or the converter fails, with its message in
+            this one, or writes a file that cannot be run.
 
     Cost: the time of TFLite's converter: seconds for a network of 150 layers.
 
@@ -214,59 +214,58 @@ def to_tflite(
     input_type: str | Mapping[str, str] | None = None,
     output_type: str | Mapping[str, str] | None = None,
 ) -> bytes:
-    """Convert a model to a TFLite file that stores and computes as a scheme says.
+    """Convert a model to a TFLite file by a quantization scheme.
 
-    A model that was quantized is stored as it is simulated. One that was not can be
-    converted by the schemes that quantize no activations: its weights are rounded to
-    the nearest values, as `quantize` with that scheme would. The schemes are
+    A quantized model is stored as it is simulated. Another one can be converted by the
+    schemes that quantize no activations: its weights are rounded to the nearest values,
+    as by `quantize` with that scheme. The schemes are
 
     - "int8" and "int8x4": see `to_int8`; weights on few enough levels are stored in 4
       bits;
-    - "int16x8": activations of 16 bits, in symmetric steps, and weights of 8: for
-      networks that 8 bits hurt. Its kernels are not optimized for CPUs: a file can take
-      a hundred times as long as with int8. An op without such a kernel computes in
-      float;
-    - "dynamic_range": weights of 8 bits; convolutions and products round their data
-      while they run, in ranges that they find then. That is not simulated: the model
-      has the noise of the weights. Depthwise convolutions, and layers of fewer than
-      1,024 weights, are faster in float, and read their weights as floats;
+    - "int16x8": activations of 16 bits, symmetric, and weights of 8: for networks that
+      lose accuracy in 8 bits. Its kernels are not optimized for CPUs: a file can take a
+      hundred times as long as with int8. An op without such a kernel computes in float;
+    - "dynamic_range": weights of 8 bits; convolutions and products quantize their data
+      at run time, in ranges found then. This is not simulated: the model has only the
+      noise of the weights. Depthwise convolutions, and layers of fewer than 1,024
+      weights, are faster in float, and read their weights as floats;
     - "dynamic_range_int4": the same, with weights of products in 4 bits, and a range
-      for each 32 inputs of a channel; those that cannot have such have 8 bits, and
-      the report of `quantize` says why. LiteRT runs it from version 2.1 on: with
-      XNNPACK, 2.0 makes wrong numbers of it;
-    - "weight_only_int8", "weight_only_int4": weights of 8 or 4 bits, which are made
-      floats before the file runs first; all else is in float;
+      for each 32 inputs of a channel, or in 8 bits where this is impossible; the report
+      of `quantize` says why. It needs LiteRT 2.1 or later: 2.0 with XNNPACK computes
+      wrong values;
+    - "weight_only_int8", "weight_only_int4": weights of 8 or 4 bits, which are
+      converted to float before the first run; all else is in float;
     - "float16": weights in float16.
 
     Each op that computes in float although the scheme stores it in integers is logged
-    as a warning, with the reason; so are ops on slow kernels.
+    as a warning, with the reason; so are ops with slow kernels.
 
     Args:
         model: a `geutil.model.Model`. It is not changed, except by `representative`.
-        scheme: the scheme; None takes the one that the model was quantized by.
+        scheme: the scheme; None uses the one that the model was quantized by.
         representative: data to calibrate the model with first; see `calibrate`. None
-            takes the ranges as they are.
-        order: "converter" leaves the ops in the order of TFLite's converter;
-            "least_memory" has them in the one that needs the smallest arena, before and
-            after of which are logged; see `least_memory_order`.
-        input_type: the type of the file's inputs: "int8", "uint8" or "float32"; of
+            uses the current ranges.
+        order: "converter" keeps the op order of TFLite's converter; "least_memory" uses
+            the order that needs the smallest arena, and logs the arena before and
+            after; see `least_memory_order`.
+        input_type: the type of the file's inputs: "int8", "uint8" or "float32"; with
             activations of 16 bits "int16" or "float32". Or a mapping from the names of
-            some inputs to their types. None has them as the kernels do. Names stay.
-            Inputs that hold no floats in the model, such as ids, stay as they are.
-        output_type: the same of the outputs.
+            some inputs to their types. None uses the types of the kernels. Names stay.
+            Inputs that are not floats in the model, such as ids, are unchanged.
+        output_type: the same for the outputs.
 
     Returns:
         The file's bytes, for LiteRT's interpreter or to be written to disk.
 
     Raises:
-        ArgumentTypeError: it is no model.
+        ArgumentTypeError: `model` is not a model.
         QuantizeError: there is no such scheme, or order; the model was quantized by
-            another scheme, or not at all, which this one needs; it was neither trained
-            nor calibrated since; an input or an output cannot have its type; or the
-            converter fails, or makes a file that cannot be run.
+            another scheme, or not at all although this one requires it; it was neither
+            trained nor calibrated since; an input or an output cannot have its type; or
+            the converter fails, or writes a file that cannot be run.
 
-    Cost: the time of TFLite's converter: seconds for a network of 150 layers; and the
-    time of the search for an order.
+    Cost: that of TFLite's converter, seconds for a network of 150 layers, and of the
+    search for an order.
 
     Example:
         >>> import tensorflow as tf

@@ -2,9 +2,9 @@
 
 The model is run in three forms at once: in float; as it is simulated; and with each
 quantized op simulated by itself, fed what it reads in float. Noise is the difference to
-the float form. It is told as a signal-to-noise ratio: ten times the decimal logarithm
-of the sum of squares of the values over that of the differences, in dB. Six dB more are
-one bit more.
+the float form. It is reported as a signal-to-noise ratio: ten times the decimal
+logarithm of the sum of squares of the values over that of the differences, in dB. Six
+dB more are one bit more.
 
 Two things must tell the tensor of a file that holds a result: its name, which the
 converter gives it after ops, and how its integers are stored, which is the range that
@@ -55,31 +55,30 @@ from geutil.tflite.precision import is_float
 class LayerNoise:
     """The noise of quantization at the result of one op.
 
-    Ratios are infinite where there is no noise at all, and minus infinity where there
-    is noise and no signal, or values become infinite. Values that are not finite in
-    float are left out.
+    Ratios are infinite without any noise, and minus infinity if there is noise and no
+    signal, or if values become infinite. Values that are not finite in float are left
+    out.
 
     Attributes:
-        op: the op whose kernel makes the result, by name.
+        op: the op whose kernel computes the result, by name.
         op_type: its type.
-        tensor: the result, by name: that of the last op that the kernel takes in.
-        own: the signal-to-noise ratio, in dB, with this op quantized alone: its weights
+        tensor: the result, by name: that of the last op fused into the kernel.
+        own: the signal-to-noise ratio, in dB, with only this op quantized: its weights
             and its result are rounded; its inputs are in float.
-        accumulated: the same with all ops quantized.
+        accumulated: the same ratio with all ops quantized.
         cosine: the cosine between the result in float and with all ops quantized.
-        clipped: the share of values in float that lie outside the range in which the
-            result is stored, by more than half a step, which rounding explains; None if
-            it is stored in float.
+        clipped: the fraction of float values outside the stored range of the result by
+            more than half a step, the rounding error; None if it is stored in float.
         file_tensor: the tensor of the file that holds the result; "" if none is known.
-        file_steps: the largest difference between file and simulation in steps; of
-            floats a step is 1/255 of their span. None if no tensor is known.
+        file_steps: the largest difference between file and simulation in steps; for
+            floats, a step is 1/255 of their span. None if no tensor is known.
         file_ratio: the signal-to-noise ratio of the file's tensor, in dB; or None.
-        unmatched: why no tensor of the file is known; "" if one is.
-        silent: whether all values are zero in float, so that an infinite ratio says
-            nothing: the data does not reach the layer, or a Relu lets none through.
+        unmatched: why no tensor of the file is known; "" if one is known.
+        silent: whether all values are zero in float, so that an infinite ratio is
+            meaningless: the data does not reach the layer, or a Relu blocks it.
         keras_layer: the path of the Keras layer that it is in; "" if there is none.
-        parts: of a concat the same for each input, whose op is in the place of
-            `tensor`, if some take 16 times as much of the range as others.
+        parts: for a concat, the same for each input, with its op instead of `tensor`,
+            if some take 16 times as much of the range as others.
     """
 
     op: str
@@ -99,7 +98,7 @@ class LayerNoise:
 
     @property
     def worst(self) -> LayerNoise:
-        """The noisiest by itself: the layer as a whole, or a part of it."""
+        """The layer as a whole or its part, whichever is noisier by itself."""
         return min((self, *self.parts), key=lambda noise: noise.own)
 
     def __str__(self) -> str:

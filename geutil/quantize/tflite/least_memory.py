@@ -36,12 +36,12 @@ _USUAL: Runtime = "litert"
 
 @dataclass(frozen=True)
 class PeakTensor:
-    """A tensor that is alive in the step in which most bytes are.
+    """A tensor that is alive at the memory peak.
 
     Attributes:
-        name: its name in the file; that of the op's result for a kernel's own buffer.
-        size: in bytes.
-        op: the type of the op that makes it; "input", or "buffer of CONV_2D", say.
+        name: its name in the file; for a temporary buffer, that of the op's result.
+        size: its size in bytes.
+        op: the type of the op that computes it; "input"; or e.g. "buffer of CONV_2D".
     """
 
     name: str
@@ -54,21 +54,21 @@ class ReorderedSubgraph:
     """The arena of a subgraph of a file before and after its ops were reordered.
 
     Attributes:
-        index: its place in the file; the first one is the network, others are bodies of
-            conditions and loops, each with an arena of its own.
-        ops: how many it has.
-        order: their places in the file that was given, in the order in which they run.
-        arenas_before: the bytes of the arena for each runtime, in the file's own order.
-        arenas_after: the same afterwards.
-        lower_bound: no order has an arena of fewer bytes, under the runtime that was
-            asked for, but for less than the alignment of one tensor: 63 bytes, or 15 of
-            "micro".
-        proven: whether the arena is as small as that.
-        peak_before: the most bytes that are alive at once.
+        index: its index in the file; the first one is the network, others are bodies of
+            conditionals and loops, each with its own arena.
+        ops: the number of its ops.
+        order: their indices in the original file, in the new execution order.
+        arenas_before: the bytes of the arena for each runtime, in the original order.
+        arenas_after: the same in the new order.
+        lower_bound: the lower bound of the arena of any order under the requested
+            runtime, to within less than the alignment of one tensor: 63 bytes, or 15
+            for "micro".
+        proven: whether the arena reaches this bound.
+        peak_before: the largest number of bytes alive at once.
         peak_after: the same afterwards.
-        peak_tensors_before: the tensors that are alive in that step, the largest first.
+        peak_tensors_before: the tensors alive at that peak, largest first.
         peak_tensors_after: the same afterwards.
-        reason: why the ops were left in their order; None if they were not.
+        reason: why the ops keep their order; None if they were reordered.
     """
 
     index: int
@@ -91,7 +91,7 @@ class ReorderedFile:
 
     Attributes:
         blob: the file.
-        runtime: the one whose arena is the smallest.
+        runtime: the runtime whose arena was minimized.
         subgraphs: the outcome of each subgraph, in the order of the file.
     """
 
@@ -101,17 +101,17 @@ class ReorderedFile:
 
     @property
     def arena_before(self) -> int:
-        """The bytes of the arena, of all subgraphs together, in the order of before."""
+        """The bytes of the arena, of all subgraphs together, in the old order."""
         return sum(g.arenas_before[self.runtime] for g in self.subgraphs)
 
     @property
     def arena_after(self) -> int:
-        """The same in the order of the new file."""
+        """The same in the new order."""
         return sum(g.arenas_after[self.runtime] for g in self.subgraphs)
 
     @property
     def lower_bound(self) -> int:
-        """No order has an arena of fewer bytes, but for less than an alignment."""
+        """The lower bound of the arena of any order, to within one alignment."""
         return sum(g.lower_bound for g in self.subgraphs)
 
     @property
@@ -126,7 +126,7 @@ class ReorderedFile:
 
     @property
     def peak_tensors_after(self) -> tuple[PeakTensor, ...]:
-        """The same in the order of the new file."""
+        """The same in the new order."""
         return self.subgraphs[0].peak_tensors_after
 
     def __str__(self) -> str:
@@ -152,38 +152,37 @@ class ReorderedFile:
 def least_memory_order(
     blob: bytes, *, runtime: Runtime | None = None, iterations: int = 20_000
 ) -> ReorderedFile:
-    """Return a file with the same ops in the order that needs the smallest arena.
+    """Return a file with its ops in the order that needs the smallest arena.
 
-    Nothing but the order of the ops changes, and every result is the same to the last
-    bit. Ops that read or change a state (variables, random numbers, custom ops) keep
-    their order among each other. The order is that of the fewest bytes alive at once,
-    proven where the search comes to an end, and then improved by the size of the arena
-    that the runtime plans, gaps included. The file is returned as it is if no order is
-    better.
+    Only the order of the ops changes, and every result is the same to the last bit. Ops
+    that read or change state (variables, random numbers, custom ops) keep their
+    relative order. The search first minimizes the bytes alive at once, with a proof of
+    optimality if it finishes, and then the arena that the runtime plans, including
+    gaps. The file is returned unchanged if no order is better.
 
     Args:
-        blob: a TFLite file; int8, float, of any converter.
-        runtime: whose arena is to be small. "litert" is the interpreter without
-            delegates, "reference" the same with reference kernels, which need few
-            buffers of their own, and "micro" TensorFlow Lite for Microcontrollers. By
-            default that of "litert", by an order under which none of the others has a
-            larger arena than in the file's own. Of orders with equally small arenas,
-            the one with smaller ones under the others is taken. The first two are
-            measured with the interpreter, from the addresses of the tensors.
-        iterations: how many states the search looks at for each subgraph.
+        blob: a TFLite file, int8 or float, from any converter.
+        runtime: the runtime whose arena to minimize. "litert" is the interpreter
+            without delegates, "reference" the same with reference kernels, which need
+            few temporary buffers, and "micro" TensorFlow Lite for Microcontrollers. The
+            default is "litert", without a larger arena under the others than in the
+            original order. Among orders with equal arenas, one with smaller arenas
+            under the others is chosen. The first two are measured with the interpreter,
+            from the addresses of the tensors.
+        iterations: the number of states that the search visits for each subgraph.
 
     Returns:
         The file, its arena before and after, and the tensors that are alive at the
         peak.
 
     Raises:
-        ArgumentTypeError: it is no bytes.
-        QuantizeError: it is no TFLite file, or cannot be run, or there is no such
+        ArgumentTypeError: `blob` is not bytes.
+        QuantizeError: it is not a TFLite file, or cannot be run, or there is no such
             runtime.
 
-    Cost: some 1 ms for each op to ask the interpreter, and at most some 1 ms for each
-        iteration; chains and networks whose largest step is the same in any order take
-        no iteration.
+    Cost: about 1 ms for each op to measure in the interpreter, and at most about 1 ms
+        for each iteration; chains, and networks with the same largest step in any
+        order, need no iteration.
 
     Example:
         >>> import tensorflow as tf
@@ -229,21 +228,20 @@ def _reordered(blob: bytes, drafts: Sequence[_Draft]) -> LiteFile:
 def arena_bytes(blob: bytes, *, reference: bool = False) -> int:
     """Return the bytes of the arena that the interpreter plans for a TFLite file.
 
-    The interpreter's tensors lie in one piece of memory, and this is the size of that
-    piece, found from the addresses of the tensors. Weights, variables and the
-    interpreter's own structs are not in it. Delegates, which plan memory of their own,
-    are off.
+    The arena is the contiguous memory of the interpreter's tensors; its size follows
+    from their addresses. It does not include weights, variables and the interpreter's
+    own structs. Delegates, which plan their own memory, are off.
 
     Args:
-        blob: the file. Sizes that it leaves open count as 1.
-        reference: whether TFLite's reference kernels run, which need few buffers of
-            their own.
+        blob: the file. Dynamic sizes count as 1.
+        reference: whether to run TFLite's reference kernels, which need few temporary
+            buffers.
 
     Raises:
-        ArgumentTypeError: it is no bytes.
-        QuantizeError: it is no TFLite file, or cannot be run.
+        ArgumentTypeError: `blob` is not bytes.
+        QuantizeError: it is not a TFLite file, or cannot be run.
 
-    Cost: TFLite's own, which allocates the arena; some 20 us for each tensor.
+    Cost: that of TFLite's allocation of the arena; about 20 us for each tensor.
 
     Example:
         >>> import tensorflow as tf

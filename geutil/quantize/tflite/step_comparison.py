@@ -28,22 +28,22 @@ _MARGIN = 2
 
 @dataclass(frozen=True)
 class OutputSteps:
-    """How far one output is apart, in steps: the distance of two int8 values.
+    """The differences of one output in steps: the distance between int8 values.
 
     Attributes:
         output: the name of the output.
         step: the size of a step. Integers that were not quantized have steps of 1.
-            Floats that are made of integers have their steps; of others it is 1/255 of
-            the span of the first batch.
-        counts: how many values are 0, 1, 2 and so on steps apart, 255 and more in one.
-        clear: how many samples have a largest value that leads by more than two steps.
-        agreeing: how many of these have the largest value in the same place.
-        width: how many steps the values of the model take, zero among them.
-        parts: of a concat the same for each input, under the name of its op, if some
-            take 16 times as much of the range as others. Of floats each has its steps.
-        motion: how much the output of the model moves with the samples; None if that is
-            not known. Where it is no more than a step or 1e-6, agreement proves
-            nothing.
+            Dequantized floats have the steps of their integers; for others it is 1/255
+            of the span of the first batch.
+        counts: the number of values that differ by 0, 1, 2 and so on steps; the last
+            entry is 255 and more.
+        clear: the number of samples whose largest value leads by more than two steps.
+        agreeing: the number of these with the largest value at the same index.
+        width: the number of steps that the values of the model span, including zero.
+        parts: for a concat, the same for each input, under the name of its op, if some
+            take 16 times as much of the range as others. Each float has its own steps.
+        motion: how much the output of the model varies over the samples; None if
+            unknown. If it is no more than a step or 1e-6, agreement proves nothing.
     """
 
     output: str
@@ -71,27 +71,26 @@ class OutputSteps:
         return max((n for n, count in enumerate(self.counts) if count), default=0)
 
     def share(self, steps: int) -> float:
-        """Return the share of values that are at most so many steps apart."""
+        """Return the fraction of values that differ by at most so many steps."""
         total = sum(self.counts)
         return sum(self.counts[: steps + 1]) / total if total else 1.0
 
     @property
     def agreement(self) -> float:
-        """The share of clear samples whose largest value is in the same place."""
+        """The fraction of clear samples whose largest value is at the same index."""
         return self.agreeing / self.clear if self.clear else 1.0
 
 
 @dataclass(frozen=True)
 class Int8Comparison(Shown):
-    """How far a TFLite file is from its model.
+    """The differences between a TFLite file and its model.
 
     Attributes:
         outputs: one entry for each output, in order.
-        samples: how many samples were run.
+        samples: the number of samples that were run.
         float_ops: the ops of the file that compute in float, as type and name.
-        missed: those of them that are quantized in the model all the same.
-        layers: the noise of each quantized op, in the order of the graph; empty unless
-            it was asked for.
+        missed: those of them that are quantized in the model.
+        layers: the noise of each quantized op, in graph order; empty unless requested.
     """
 
     outputs: tuple[OutputSteps, ...]
@@ -139,27 +138,27 @@ def compare_int8(
 ) -> Int8Comparison:
     """Run a model and the TFLite file made from it on the same data.
 
-    The file is run by TFLite's own kernels, without delegates. Both get inputs rounded
-    to the file's steps, and the outputs of the model are rounded to them. A model that
-    was quantized for training is run as it will be deployed, and learns nothing.
+    The file is run by TFLite's builtin kernels, without delegates. Inputs of both and
+    outputs of the model are rounded to the file's steps. A model that was quantized for
+    training is run as it will be deployed, and does not learn.
 
     Args:
         model: the `geutil.model.Model` that the file was made from.
         tflite: the result of `to_int8`.
         dataset: the data, as `calibrate` takes it.
-        layers: report the noise of each quantized op, too: by itself, accumulated, and
-            in the file; see `LayerNoise`.
+        layers: whether to report also the noise of each quantized op: by itself,
+            accumulated, and in the file; see `LayerNoise`.
 
     Returns:
-        For each output how many steps the values are apart, and in how many samples the
-        largest value along the last axis is in the same place: counted where it leads
-        by more than two steps. Of a concat, the same for each input, if their ranges
-        are very different.
+        For each output, the differences of the values in steps, and the number of
+        samples whose largest value along the last axis is at the same index, among
+        those where it leads by more than two steps. For a concat, the same for each
+        input if their ranges are very different.
 
     Raises:
         ArgumentTypeError: the data is of another type.
-        QuantizeError: the data is empty or does not fit; the file is of another model;
-            or, with `layers`, the model holds no FakeQuant op.
+        QuantizeError: the data is empty or does not fit; the file is that of another
+            model; or, with `layers`, the model has no FakeQuant op.
 
     Cost: one run of each for each batch; with `layers`, three more of the model, and
     all results of a batch in memory at once.

@@ -1,6 +1,6 @@
-"""Outputs of networks as arrays: how far two are apart, and where that is most.
+"""Outputs of networks as arrays: their largest differences, and the positions of these.
 
-Arithmetic alone, which every comparison of two models is made of.
+Only arithmetic, which every comparison of two models uses.
 """
 
 from __future__ import annotations
@@ -55,22 +55,22 @@ def farthest(apart: Array) -> tuple[float, tuple[int, ...]]:
 
 @dataclass(frozen=True)
 class Difference:
-    """Where two values of an output are farthest apart.
+    """The largest difference between two values of an output.
 
-    NaN equals NaN, and an infinity the same infinity; either against anything else is
-    infinitely far off. Integers, booleans and strings are compared exactly; booleans
-    and strings have no distance, so that a difference is infinite.
+    NaN equals NaN, and an infinity the same infinity; compared with anything else,
+    their difference is infinite. Integers, booleans and strings are compared exactly;
+    any difference of booleans or strings is infinite.
 
     Attributes:
         output: the name of the output.
         equal: whether each element is: |a - b| <= atol + rtol * |b|.
         absolute: the largest |a - b|.
         relative: the largest |a - b| / |b|; infinite where b alone is 0.
-        index: where the absolute difference is largest, None where there is none.
+        index: the position of the largest absolute difference; None if there is none.
         sample: the number of the input that it came from.
         values: the two elements there.
-        mismatch: how the dtypes or shapes differ, None if they do not; nothing else is
-            compared then.
+        mismatch: how the dtypes or shapes differ; then nothing else is compared. None
+            if they agree.
     """
 
     output: str
