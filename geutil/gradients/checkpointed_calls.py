@@ -571,7 +571,7 @@ def _is_made_up(grad: Any, outputs: int) -> bool:
 
 
 def _is_zero(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a zero, by the ops that TensorFlow makes zeros of."""
+    """Return whether a tensor is a zero, by the ops that TensorFlow makes zeros of."""
     if tensor.op.type == "ZerosLike":
         return True
     value = tensor.op.inputs[1] if tensor.op.type == "Fill" else tensor

@@ -190,8 +190,8 @@ class Program:
         have receipts, or if results of others are not held. A received tensor has one
         buffer for all its readers, from its arrival to the last of them; a sent one is
         freed once made. With `received`, the nodes of others run as soon as they can:
-        no tensor can arrive earlier, so none can be held for longer. Cost: linear in
-        nodes and edges.
+        no tensor can arrive earlier, so none can be held for longer.
+        Cost: linear in nodes and edges.
         """
         if len(here) == len(self.nodes):
             return self
