@@ -22,7 +22,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.batchnorm.batch_statistics import read_moving, with_moving
-from geutil.batchnorm.channel_affine import AffineKind, AffineStep
+from geutil.batchnorm.norms import AffineKind, AffineStep
 from geutil.graph import adjacency
 from geutil.graph.types import Operation, Tensor
 from geutil.graph.walks import topological_order

@@ -12,15 +12,19 @@ import numpy as np
 from geutil.batchnorm import batch_statistics, fold_arithmetic, norms
 from geutil.batchnorm.branches import Branched, branches_of
 from geutil.batchnorm.build import Fold
-from geutil.batchnorm.channel_affine import (
+from geutil.batchnorm.norms import (
     JOINS,
     AffineKind,
     Link,
+    Norm,
+    Obstacle,
+    Path,
+    Ways,
     as_links,
     axis_after,
     link_of,
+    outside_readers,
 )
-from geutil.batchnorm.norms import Norm, Obstacle, Path, Ways, outside_readers
 from geutil.errors import ArgumentTypeError, FoldError
 from geutil.graph import types, v1_control_flow
 from geutil.graph.resource_variables import check_step_variable

@@ -45,9 +45,9 @@ import tensorflow as tf
 from geutil.batchnorm import build, fold_arithmetic, norms
 from geutil.batchnorm.batch_statistics import Statistics
 from geutil.batchnorm.build import SUFFIX, Fold, add_bias, copy_op, filled
-from geutil.batchnorm.channel_affine import AffineKind, AffineStep, Link, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.batchnorm.fold_plan import ONE_PASS, Training
+from geutil.batchnorm.norms import AffineKind, AffineStep, Link, axis_after
 from geutil.graph import adjacency, creation, replicas
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits, reader_edits
 from geutil.graph.resource_variables import STEP_NAME, step_counter

@@ -322,7 +322,7 @@ def _known(
     names: Mapping[int, str],
     turned: Turned,
     bypassed: Bypassed,
-) -> _Known:
+) -> _KnownNodes:
     """Return the known facts of side effects from the earlier steps."""
     inside = {id(outside): t.op.name for outside, t in bindings(parts.graph)}
     elsewhere = {
@@ -332,7 +332,7 @@ def _known(
     }
     for op in bypassed.generators:
         elsewhere.pop(op.name, None)
-    return _Known(
+    return _KnownNodes(
         {u: f"the moving average of '{norm}'" for u, norm in turned.updates.items()},
         {u: f"batch norm '{norm}' is kept" for u, norm in turned.kept_updates.items()},
         {t.op.name: names[id(t)] for _, t in bindings(parts.graph) if id(t) in names},
@@ -535,8 +535,8 @@ _HANDING_ON = frozenset(("Enter", "Identity", "Switch"))
 
 
 @dataclass
-class _Known:
-    """_Known facts of side effects before their graph is looked at."""
+class _KnownNodes:
+    """_KnownNodes facts of side effects before their graph is looked at."""
 
     # For nodes that go in any case the reason.
     dropped: dict[str, str] = field(default_factory=dict)
@@ -558,7 +558,7 @@ class _Decision:
 
 
 def _decide_effects(
-    program: ModelProgram, options: StripOptions, known_effects: _Known
+    program: ModelProgram, options: StripOptions, known_effects: _KnownNodes
 ) -> _Decision:
     """Decide about each node with a side effect that a call of a program runs."""
     return _Decider(program, options, known_effects).decide()
@@ -570,7 +570,7 @@ class _Decider:
     # A write of a variable is pending until something that stays reads the variable.
 
     def __init__(
-        self, program: ModelProgram, options: StripOptions, known_effects: _Known
+        self, program: ModelProgram, options: StripOptions, known_effects: _KnownNodes
     ) -> None:
         graph_def = program.graph_def
         functions = {f.signature.name: f for f in graph_def.library.function}
