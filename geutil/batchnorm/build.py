@@ -23,8 +23,8 @@ from geutil.graph.edits import InputEdit, apply_edits, results_of
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure
 from geutil.rewrite.liveness import Liveness
+from geutil.select.networks.batch_norms import MovingVariable
 from geutil.select.networks.layers import Layer, is_by_groups
-from geutil.select.networks.moving_averages import MovingVariable
 
 SUFFIX = "_fold"
 

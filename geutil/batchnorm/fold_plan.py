@@ -30,8 +30,8 @@ from geutil.graph import types, v1_control_flow
 from geutil.graph.resource_variables import check_step_variable
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.rewrite.liveness import Liveness
+from geutil.select.networks.batch_norms import MovingStatistics, MovingVariable
 from geutil.select.networks.layers import Layer, Origin, Origins, layer_of
-from geutil.select.networks.moving_averages import MovingStatistics, MovingVariable
 
 EXACT, ONE_PASS = "exact", "one_pass"
 _OF_BATCH = "normalizes by the statistics of the batch (is_training=True)"

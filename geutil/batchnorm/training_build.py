@@ -54,9 +54,8 @@ from geutil.graph.resource_variables import STEP_NAME, step_counter
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure
 from geutil.rewrite.liveness import Liveness
-from geutil.select.networks.batch_norms import FusedNorm
+from geutil.select.networks.batch_norms import FusedNorm, base_of
 from geutil.select.networks.layers import Layer, data_format
-from geutil.select.networks.moving_averages import base_of
 
 _LEAST_GAMMA = 2.0**-10
 """Smaller gammas, with which blocks start that shall do nothing at first, leave nothing
