@@ -12,9 +12,9 @@ from geutil.graph import adjacency, creation, types
 from geutil.graph.types import Operation, Tensor
 from geutil.graph.walks import closure, walk
 from geutil.reroute.tensors import add_control_inputs
-from geutil.select.networks import batch_norms, moving_averages
+from geutil.select.networks import batch_norms
+from geutil.select.networks.batch_norms import MovingVariable, NoAverage
 from geutil.select.networks.layers import Origin, Origins, is_statistic
-from geutil.select.networks.moving_averages import MovingVariable, NoAverage
 
 
 @dataclass(frozen=True, eq=False)
@@ -40,14 +40,14 @@ def statistics_of(
     if isinstance(moments_and_root, Obstacle):
         return moments_and_root
     mean, variance, root = moments_and_root
-    first, second = moving_averages.base_of(mean), moving_averages.base_of(variance)
-    moving = moving_averages.moving_average(second, "variance", (), origins)
+    first, second = batch_norms.base_of(mean), batch_norms.base_of(variance)
+    moving = batch_norms.moving_average(second, "variance", (), origins)
     if isinstance(moving, NoAverage):
         return Obstacle(moving.reason, moving.op)
     moving_mean = None
     if with_mean:
         # The variance may be made of the mean; its average is not the mean's.
-        average = moving_averages.moving_average(first, "mean", {second.op}, origins)
+        average = batch_norms.moving_average(first, "mean", {second.op}, origins)
         if isinstance(average, NoAverage):
             return Obstacle(average.reason, average.op)
         moving_mean = average
@@ -67,7 +67,7 @@ def _of_steps(
     variance = batch_norms.variance_below(root)
     if variance is None or origins.of(variance) is not Origin.BATCH:
         return Obstacle("does not take the root of the batch's variance", root)
-    means = _means(operands, origins, moving_averages.base_of(variance).op, variance.op)
+    means = _means(operands, origins, batch_norms.base_of(variance).op, variance.op)
     if len(means) != 1:
         return Obstacle(
             f"shifts by {len(means)} means of the batch; it can be folded with one",
@@ -141,7 +141,7 @@ def _mean_of(tensor: Tensor) -> Operation:
     """Return the op that yields a mean, whatever its shape; gradients do not matter."""
     # Those of a variance do not depend on whether they go through its mean: the
     # differences from that add up to nothing.
-    return moving_averages.base_of(tensor).op
+    return batch_norms.base_of(tensor).op
 
 
 def _squared(op: Operation) -> Tensor | None:

@@ -15,16 +15,22 @@ import tensorflow as tf
 
 from geutil.batchnorm import fold_arithmetic
 from geutil.batchnorm.build import SUFFIX, copy_op
-from geutil.batchnorm.channel_affine import (
+from geutil.batchnorm.fold_arithmetic import Affine
+from geutil.batchnorm.norms import (
     JOINS,
     Link,
+    Norm,
+    Obstacle,
+    Path,
+    Start,
+    Ways,
+    across,
     as_links,
     axis_after,
     joined,
     joined_axis,
+    misfit,
 )
-from geutil.batchnorm.fold_arithmetic import Affine
-from geutil.batchnorm.norms import Norm, Obstacle, Path, Start, Ways, across, misfit
 from geutil.graph import creation
 from geutil.graph.types import Operation, Tensor
 

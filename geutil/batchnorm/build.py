@@ -16,16 +16,15 @@ import tensorflow as tf
 
 from geutil.batchnorm import fold_arithmetic, norms
 from geutil.batchnorm.batch_statistics import Statistics
-from geutil.batchnorm.channel_affine import Link, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
-from geutil.batchnorm.norms import Norm
+from geutil.batchnorm.norms import Link, Norm, axis_after
 from geutil.graph import adjacency, creation, op_types, state, types
 from geutil.graph.edits import InputEdit, apply_edits, results_of
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure
 from geutil.rewrite.liveness import Liveness
+from geutil.select.networks.batch_norms import MovingVariable
 from geutil.select.networks.layers import Layer, is_by_groups
-from geutil.select.networks.moving_averages import MovingVariable
 
 SUFFIX = "_fold"
 

@@ -22,12 +22,11 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.batchnorm.batch_statistics import read_moving, with_moving
-from geutil.batchnorm.channel_affine import AffineKind, AffineStep
+from geutil.batchnorm.norms import AffineKind, AffineStep
 from geutil.graph import adjacency
 from geutil.graph.types import Operation, Tensor
 from geutil.graph.walks import topological_order
-from geutil.select.networks.batch_norms import fused_norm
-from geutil.select.networks.moving_averages import MovingVariable
+from geutil.select.networks.batch_norms import MovingVariable, fused_norm
 
 Value = Any
 """A numpy array, a TensorFlow tensor or a number."""

@@ -8,10 +8,9 @@ from dataclasses import dataclass, replace
 from geutil.batchnorm import build, training_build
 from geutil.batchnorm.branches import Branched, build_branches
 from geutil.batchnorm.build import Fold
-from geutil.batchnorm.channel_affine import stacked_item
 from geutil.batchnorm.fold_plan import Choices, FoldPlan, Planner, Refusal, Training
 from geutil.batchnorm.fold_report import Folded, FoldReport, Refused
-from geutil.batchnorm.norms import Norm, Obstacle
+from geutil.batchnorm.norms import Norm, Obstacle, stacked_item
 from geutil.batchnorm.training_build import Built
 from geutil.bodies.function_bodies import OpenedFunction
 from geutil.graph import creation, edits, state, types

@@ -12,22 +12,26 @@ import numpy as np
 from geutil.batchnorm import batch_statistics, fold_arithmetic, norms
 from geutil.batchnorm.branches import Branched, branches_of
 from geutil.batchnorm.build import Fold
-from geutil.batchnorm.channel_affine import (
+from geutil.batchnorm.norms import (
     JOINS,
     AffineKind,
     Link,
+    Norm,
+    Obstacle,
+    Path,
+    Ways,
     as_links,
     axis_after,
     link_of,
+    outside_readers,
 )
-from geutil.batchnorm.norms import Norm, Obstacle, Path, Ways, outside_readers
 from geutil.errors import ArgumentTypeError, FoldError
 from geutil.graph import types, v1_control_flow
 from geutil.graph.resource_variables import check_step_variable
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.rewrite.liveness import Liveness
+from geutil.select.networks.batch_norms import MovingStatistics, MovingVariable
 from geutil.select.networks.layers import Layer, Origin, Origins, layer_of
-from geutil.select.networks.moving_averages import MovingStatistics, MovingVariable
 
 EXACT, ONE_PASS = "exact", "one_pass"
 _OF_BATCH = "normalizes by the statistics of the batch (is_training=True)"

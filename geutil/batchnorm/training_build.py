@@ -45,18 +45,17 @@ import tensorflow as tf
 from geutil.batchnorm import build, fold_arithmetic, norms
 from geutil.batchnorm.batch_statistics import Statistics
 from geutil.batchnorm.build import SUFFIX, Fold, add_bias, copy_op, filled
-from geutil.batchnorm.channel_affine import AffineKind, AffineStep, Link, axis_after
 from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.batchnorm.fold_plan import ONE_PASS, Training
+from geutil.batchnorm.norms import AffineKind, AffineStep, Link, axis_after
 from geutil.graph import adjacency, creation, replicas
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits, reader_edits
 from geutil.graph.resource_variables import STEP_NAME, step_counter
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure
 from geutil.rewrite.liveness import Liveness
-from geutil.select.networks.batch_norms import FusedNorm
+from geutil.select.networks.batch_norms import FusedNorm, base_of
 from geutil.select.networks.layers import Layer, data_format
-from geutil.select.networks.moving_averages import base_of
 
 _LEAST_GAMMA = 2.0**-10
 """Smaller gammas, with which blocks start that shall do nothing at first, leave nothing

@@ -39,6 +39,7 @@ from geutil.model.files.keras_files import (
     configurations,
     read_hdf5,
 )
+from geutil.model.files.proto_files import PathLike
 from geutil.model.files.wire import (
     GRAPH_DEF,
     META_GRAPH,
@@ -188,7 +189,7 @@ def _power_of_lite(op: LiteOp) -> tuple[str, str]:
     return kind, detail
 
 
-def powers(source: proto_files.PathLike) -> Powers:
+def powers(source: PathLike) -> Powers:
     """Report the capabilities of a model beyond computing and keeping its own state.
 
     A TensorFlow graph is a program: its ops can read and write files, open connections
@@ -228,7 +229,7 @@ def powers(source: proto_files.PathLike) -> Powers:
     return _powers(Path(source))
 
 
-def powers_without_values(source: proto_files.PathLike) -> Powers:
+def powers_without_values(source: PathLike) -> Powers:
     """Report the capabilities of a model whose weights are not read, as `powers` does.
 
     In HDF5 files of weights within an archive no links are looked for.

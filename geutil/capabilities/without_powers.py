@@ -9,11 +9,11 @@ from geutil.capabilities import power_kinds
 from geutil.capabilities.graph_scan import ScannedBody, bodies_of
 from geutil.graph.function_defs import OF_THE_OLD_BODY, called_names
 from geutil.graph.walks import closure, data_inputs, node_name, topological_order
-from geutil.model import side_effects
+from geutil.model import training_parts
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import ModelProgram, nodes_by_name, values_behind
-from geutil.model.side_effects import EffectKinds
 from geutil.model.strip_report import Stripped, StripReport
+from geutil.model.training_parts import EffectKinds
 from geutil.select.names import LayerNames
 
 
@@ -32,7 +32,7 @@ def without_powers(model: M) -> M:
     # An effect that one of the others needs has to stay.
     gone = [name for name in dropped if name not in effects]
     if gone:
-        side_effects.prune(program, gone, waiting)
+        training_parts.prune(program, gone, waiting)
     result = model.derived(program)
     noted = LayerNames(model.graph).noted(entries, "name")
     result.strip_report = StripReport(tuple(noted), _lost(model, result))
@@ -144,7 +144,7 @@ def _empty(definition: Any, dropped: set[str]) -> None:
         for tensor in data_inputs(node.input):
             readers.setdefault(node_name(tensor), []).append(name)
     for name in closure(dropped, lambda name: readers.get(name, ())):
-        side_effects.as_no_op(nodes[name], nodes)
+        training_parts.as_no_op(nodes[name], nodes)
     for attribute in OF_THE_OLD_BODY:
         definition.attr.pop(attribute, None)
 

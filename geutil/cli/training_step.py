@@ -19,7 +19,7 @@ from geutil.gradients import (
     last_report,
     plan_curve,
 )
-from geutil.gradients.dry_run import BUDGETS, plans_within_time
+from geutil.gradients.api import BUDGETS, plans_within_time
 from geutil.graph.creation import capture
 from geutil.memory import Timeline
 from geutil.memory.bounds import has_solver, worst_of

@@ -48,14 +48,16 @@ if typing.TYPE_CHECKING:
     from geutil.gradients.api import (
         GradientError,
         encoding_errors,
+        explain,
         gradients,
         gradients_collection,
         gradients_memory,
         gradients_speed,
+        plan,
+        plan_curve,
     )
     from geutil.gradients.checkpointed_calls import checkpointed
     from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, LoopValues
-    from geutil.gradients.dry_run import explain, plan, plan_curve
     from geutil.gradients.encodings import EncodedTensor
     from geutil.gradients.planning import Budget, Plan, PlanCurve
     from geutil.gradients.policies import (
@@ -80,10 +82,9 @@ else:
         {
             module: names.split()
             for module, names in {
-                "api": "GradientError encoding_errors gradients gradients_collection "
-                "gradients_memory gradients_speed",
+                "api": "GradientError encoding_errors explain gradients "
+                "gradients_collection gradients_memory gradients_speed plan plan_curve",
                 "choices": "LoopValues MIN_CHECKPOINT_SIZE",
-                "dry_run": "explain plan plan_curve",
                 "encodings": "EncodedTensor",
                 "geutil.pipeline.micro_batches": "PipelinedStep pipelined",
                 "planning": "Budget Plan PlanCurve",

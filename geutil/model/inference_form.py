@@ -34,9 +34,8 @@ from geutil.rewrite import Any as AnyTensor
 from geutil.rewrite import Const, Match, Op, Rule, constant_value, rewrite
 from geutil.rewrite.rules import constant_folding, dead_branch_folding
 from geutil.rewrite.rules.constant_folding import is_true
-from geutil.select.networks import batch_norms, moving_averages
-from geutil.select.networks.batch_norms import SHAPING, BatchMoments
-from geutil.select.networks.moving_averages import MovingVariable
+from geutil.select.networks import batch_norms
+from geutil.select.networks.batch_norms import SHAPING, BatchMoments, MovingVariable
 from geutil.select.walks import get_forward_walk_ops
 
 KNOWN = frozenset(
@@ -279,7 +278,7 @@ def turn_batch_norms(
 ) -> Turned:
     """Turn the batch norms of a graph to inference, in place."""
     live, norms = _norms(parts)
-    averages = _by_statistic(moving_averages.moving_averages(parts.graph))
+    averages = _by_statistic(batch_norms.moving_averages(parts.graph))
     turned = Turned()
     chosen: list[tuple[BatchMoments, _Source, _Source]] = []
     faults: list[str] = []
@@ -335,7 +334,7 @@ def _left(
     faults += [
         f"'{update.name}' moves a variable towards '{tensor.name}', which outputs are "
         "computed from and which is no statistic of a batch norm that geutil knows"
-        for update, tensor in moving_averages.unknown_averages(
+        for update, tensor in batch_norms.unknown_averages(
             parts.graph, live, claimed_averages
         )
         if not options.keeps(update.name)

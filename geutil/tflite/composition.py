@@ -12,10 +12,9 @@ from geutil.errors import TFLiteError
 from geutil.tflite import effects, looking
 from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import DEFAULT_SIGNATURE
-from geutil.tflite.edit_plan import EditPlan, Incoming, copied
 from geutil.tflite.looking import GraphLike, TensorsLike
 from geutil.tflite.parts import Contents, LiteGraph, LiteSignature, LiteTensor
-from geutil.tflite.surgery import share_buffers
+from geutil.tflite.surgery import EditPlan, Incoming, copied, share_buffers
 
 F = TypeVar("F", bound=Contents)
 Pairs = Mapping[str, str] | None

@@ -32,7 +32,7 @@ from geutil.jobs import batch_inputs, executors, model_job
 from geutil.jobs.batches import LOCK
 from geutil.model import BatchEntry, BatchReport, RayExecutor, batch
 from geutil.quantize.calibration.calibration import BEST
-from geutil.quantize.calibration.observers import METHODS
+from geutil.quantize.calibration.trials import METHODS
 from geutil.quantize.spec import SCHEMES
 from geutil.report.rows import rows_of
 from tests.interpreter import new_interpreter

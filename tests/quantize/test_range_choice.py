@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from geutil.quantize import calibrate, compare_int8, quantize, to_int8
 from geutil.quantize.calibration import trials
-from geutil.quantize.calibration.observers import (
+from geutil.quantize.calibration.ranges import Follower, find_followers, find_sites
+from geutil.quantize.calibration.trials import (
     METHODS,
     Histogram,
     Settings,
@@ -16,7 +17,6 @@ from geutil.quantize.calibration.observers import (
     percentile_range,
     squared_error_range,
 )
-from geutil.quantize.calibration.ranges import Follower, find_followers, find_sites
 from geutil.quantize.spec import Range, activation_format
 from tests.quantize.converted import is_simulated, opened, spec
 from tests.quantize.kernelwise import kernels_apart

@@ -26,7 +26,6 @@ from geutil.graph.walks import closure
 from geutil.lazy import Shown
 from geutil.progress import counted
 from geutil.quantize import partial_copy, range_variables
-from geutil.quantize.calibration.observers import COUNTING, METHODS, Observer, Settings
 from geutil.quantize.calibration.ranges import (
     JoinedInputs,
     NarrowInput,
@@ -36,7 +35,16 @@ from geutil.quantize.calibration.ranges import (
     find_sites,
     unquantized,
 )
-from geutil.quantize.calibration.trials import CANDIDATES, Chosen, Ranges, RangeTrials
+from geutil.quantize.calibration.trials import (
+    CANDIDATES,
+    COUNTING,
+    METHODS,
+    Chosen,
+    Observer,
+    Ranges,
+    RangeTrials,
+    Settings,
+)
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, Treatment
 from geutil.quantize.planning.network import Network
 from geutil.quantize.rounding import targets
