@@ -137,7 +137,8 @@ def gradients(
             collection; or `shapes` that do not fit the graph.
         PlanError: the function is one of a DTensor mesh. Or no choice was found within
             a budget; it names the least peak that was. Or a plan was made for another
-            step.
+            step. A function that is being traced keeps the ops of plain gradients then,
+            by which was planned; nothing reads them, and no call runs them.
         TapeError: with the tape, an op has no gradient, or is in a loop or conditional
             of version 1.
         The errors of `tf.gradients`.
