@@ -148,7 +148,8 @@ def gradients(
             collection; or `shapes` that do not fit the graph.
         PlanError: the function belongs to a DTensor mesh; no choice was found within a
             budget (the message has the least peak that was found); or a plan was made
-            for another step.
+            for another step. A function that is being traced then keeps the ops of
+            plain gradients, which planning needs; nothing reads or runs them.
         TapeError: with the tape, an op has no gradient, or is in a loop or conditional
             of version 1.
         The errors of `tf.gradients`.

@@ -73,8 +73,14 @@ class OrderedStep:
     # The bytes held at once, in the order of the plan or in one that the executor has:
     # tensors that are small in all of the step are held to none.
     peak: int
-    # Likewise, with the bytes that kernels take beside TensorFlow's allocator.
-    resident: int
+    # The one of these orders that takes most, with the bytes that kernels take beside
+    # TensorFlow's allocator.
+    fullest: Simulation
+
+    @property
+    def resident(self) -> int:
+        """The bytes that are taken at once, those beside the allocator among them."""
+        return self.fullest.resident
 
 
 @runtime.without_collector()
@@ -147,8 +153,8 @@ def order_step(
     runs = [plan.simulation, executed(turned)]
     if elsewhere and program.device.kind == "GPU":
         runs.append(_with_slow_copies(turned, elsewhere))
-    peak, resident = max(r.peak for r in runs), max(r.resident for r in runs)
-    return OrderedStep(plan, tuple(waits), peak, resident)
+    peak, fullest = max(r.peak for r in runs), max(runs, key=lambda r: r.resident)
+    return OrderedStep(plan, tuple(waits), peak, fullest)
 
 
 def _with_slow_copies(program: Program, elsewhere: Collection[str]) -> Simulation:

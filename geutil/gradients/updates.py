@@ -30,11 +30,12 @@ from geutil.select.conversions import graph_of_all
 _logger = logging.getLogger("geutil")
 
 _OVER_BUDGET = (
-    "the step holds {peak:,} bytes at its peak together with its updates, which were "
-    "not known when the budget of {limit:,} bytes was planned for ({before:,} bytes "
-    "without them): pass a smaller budget, or, if the updates hold all gradients at "
-    "once, holds_gradients=True"
+    "the whole step holds {peak:,} bytes at its peak, more than the budget of "
+    "{limit:,} ({before:,} were planned): while '{op}' ({type}) runs, it holds {held}; "
+    "pass a smaller budget"
 )
+_NAMED = 3
+"""How many of the largest tensors at the peak a message names."""
 _OVER_BY_GAPS = (
     "the allocator hands out {peak:,} bytes in chunks for the {buffers:,} that the "
     "step holds at its peak, more than the budget of {limit:,}, by the best of "
@@ -387,14 +388,8 @@ class _Orders:
             if held > 0.1 * plan.peak:
                 notes.append(_HOLDS.format(held=held, peak=plan.peak))
         limit = report.budget
-        if whole and limit is not None and ordered.resident > 1.02 * limit:
-            peaks = {"peak": ordered.resident, "before": report.resident}
-            # Buffers may fit where the chunks that hold them, with gaps, do not.
-            has_chunks = plan.simulation.program.device.allocator is not None
-            is_met = has_chunks and ordered.peak <= limit
-            over = _OVER_BY_GAPS if is_met else _OVER_BUDGET
-            about = {"buffers": ordered.peak, "attempts": report.attempts, **peaks}
-            notes.append(over.format(limit=limit, **about))
+        if whole and limit is not None and ordered.resident > limit:
+            notes.append(_over(ordered, report, limit))
         for note in notes:
             self._warn(note)
         self._report = replace(
@@ -405,6 +400,28 @@ class _Orders:
             warnings=(*report.warnings, *notes),
         )
         replace_last(before, self._report, self._graph)
+
+
+def _over(ordered: OrderedStep, report: Report, limit: int) -> str:
+    """Return a warning that a step exceeds a budget, and by what."""
+    peak = ordered.resident
+    # Buffers may fit where the chunks that hold them, with gaps, do not.
+    has_chunks = ordered.fullest.program.device.allocator is not None
+    if has_chunks and ordered.peak <= limit:
+        return _OVER_BY_GAPS.format(
+            peak=peak, limit=limit, buffers=ordered.peak, attempts=report.attempts
+        )
+    node, held = ordered.fullest.fullest()
+    listed = ", ".join(f"'{part.name}' ({part.bytes:,})" for part in held[:_NAMED])
+    more = f" and {len(held) - _NAMED} more" if len(held) > _NAMED else ""
+    return _OVER_BUDGET.format(
+        peak=peak,
+        limit=limit,
+        before=report.resident,
+        op=node.name,
+        type=node.type,
+        held=listed + more,
+    )
 
 
 def _held_gradients(plan: OrderPlan, names: Collection[str]) -> int:

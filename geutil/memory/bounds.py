@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, MissingExtraError
 from geutil.graph.types import GivenShapes, Tensor
@@ -132,6 +133,7 @@ class WorstCase:
         return "\n".join([headline, *largest_lines(self.tensors)])
 
 
+@tf.autograph.experimental.do_not_convert
 def worst_case(
     ys_or_fetches: Any,
     *,

@@ -208,6 +208,16 @@ class Simulation:
         pairs = zip(self.order, self.chunks, strict=True)
         return max((size + nodes[i].packed for i, size in pairs), default=0)
 
+    def fullest(self) -> tuple[Node, list[LiveTensor]]:
+        """Return the node that runs when most is taken, and all that is, by size."""
+        ran, chunks = [self.program.nodes[i] for i in self.order], self.chunks
+        step = max(range(len(ran)), key=lambda step: chunks[step] + ran[step].packed)
+        node = ran[step]
+        buffers = [live_tensor(self.program, t) for t in self.alive(step)]
+        packed = LiveTensor(f"{node.name} (packed)", node.type, node.packed)
+        own = [part for part in (live_scratch(node), packed) if part.bytes]
+        return node, sorted([*buffers, *own], key=lambda part: -part.bytes)
+
     @property
     def extent(self) -> int | None:
         """The bytes of a region with room for the chunks and the variables.

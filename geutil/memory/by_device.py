@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
+import tensorflow as tf
+
 from geutil.errors import ArgumentTypeError
 from geutil.graph.placement import share_memory
 from geutil.graph.types import GivenShapes, Operation, Tensor, type_name
@@ -130,6 +132,7 @@ class MemoryByDevice:
         return "\n".join(lines)
 
 
+@tf.autograph.experimental.do_not_convert
 def predict_by_device(
     ys_or_fetches: Any,
     *,

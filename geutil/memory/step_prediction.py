@@ -9,6 +9,8 @@ from functools import partial
 from itertools import chain
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
 from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import adjacency, creation, runtime, shape_inference, types
 from geutil.graph.placement import checked_default, kind_of, places_of, planned_for
@@ -39,6 +41,7 @@ _SLOW = 3
 """After so many tries that do not halve the range, it is halved."""
 
 
+@tf.autograph.experimental.do_not_convert
 def predict(
     ys_or_fetches: Any,
     *,
@@ -177,6 +180,7 @@ class Step:
         return replace(timeline, moments=tuple(moments))
 
 
+@tf.autograph.experimental.do_not_convert
 def step_program(
     ys_or_fetches: Any,
     *,

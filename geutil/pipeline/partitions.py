@@ -13,6 +13,7 @@ from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import numpy as np
+import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
 from geutil.graph import adjacency, edits, op_types, types
@@ -133,6 +134,7 @@ class Partition:
         return f"{cost:.3g} multiply-adds"
 
 
+@tf.autograph.experimental.do_not_convert
 def partition(
     ys: Any,
     devices: Sequence[str],
@@ -486,6 +488,7 @@ class Placement:
         return "\n".join(lines)
 
 
+@tf.autograph.experimental.do_not_convert
 def place(ops: Any, device: str) -> Placement:
     """Assign ops to a device, and return the tensors that cross devices.
 

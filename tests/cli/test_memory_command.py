@@ -64,6 +64,23 @@ def test_within_a_budget_as_much_is_kept_as_fits(geutil, tmp_path):
     assert 0 < told["extra_time"] < 0.2
 
 
+def test_memory_tells_where_a_step_holds_more_than_wanted(geutil, tmp_path):
+    """The planner does not know of updates, and the order lets tiny ops run freely."""
+    small = chain(2).save(tmp_path / "small")
+    over = geutil.json("memory", small, "--batch", "32", "--budget", "80%")
+    peak, budget, plain = (over[name] for name in ("peak", "budget", "plain_peak"))
+    assert peak > budget
+    assert peak > plain
+    *_, of_budget, of_plain = over["warnings"]
+    assert (
+        f"{peak:,} bytes at its peak, more than the budget of {budget:,}" in of_budget
+    )
+    assert f"{peak:,} bytes at its peak, with plain gradients {plain:,}" in of_plain
+    within = geutil.json("memory", small, "--batch", "256", "--budget", "100%")
+    assert within["peak"] <= within["plain_peak"] <= within["budget"]
+    assert within["warnings"] == []
+
+
 def test_memory_tells_how_large_a_batch_fits(geutil, tmp_path, monkeypatch):
     layers = tf.keras.layers
     # They are cheap to compute again.

@@ -1,6 +1,7 @@
 """Updates are a part of the order, wherever they are written."""
 
 import logging
+import re
 from functools import partial
 
 import keras
@@ -9,7 +10,13 @@ import pytest
 import tensorflow as tf
 
 from geutil.errors import SelectionError, StaleGraphError
-from geutil.gradients import checkpointed, gradients, last_report, order_updates
+from geutil.gradients import (
+    Budget,
+    checkpointed,
+    gradients,
+    last_report,
+    order_updates,
+)
 from geutil.memory import predict, worst_case
 from tests.gradients.checking import assert_close, measured_peak, waiting
 from tests.gradients.planning.graphs import chain_loss, chain_weights
@@ -133,6 +140,22 @@ def test_the_report_says_when_all_gradients_are_held(caplog):
     _, _, told = traced(clipped, checkpoints=None, holds_gradients=True)
     assert told.warnings == ()
     assert told.peak == report.peak > LAYERS * BYTES
+
+
+@pytest.mark.parametrize("update", [clipped, plain_descent])
+def test_a_step_above_its_budget_is_told_with_what_it_holds(update):
+    """The ops at the peak are named, whether updates are to blame or not."""
+    function, _, report = traced(update, checkpoints=Budget("60%"))
+    assert (report.resident > report.budget) is (update is clipped)
+    told = [text for text in report.warnings if "more than the budget" in text]
+    assert len(told) == (update is clipped)
+    held = {t.name: t.bytes for t in predict(asked_for(function)).at_peak}
+    for text in told:
+        assert f"{report.resident:,} bytes at its peak" in text
+        named = re.findall(r"'([^']+)' \(([\d,]+)\)", text)
+        assert len(named) == 3
+        for name, size in named:
+            assert held[name] == int(size.replace(",", "")) == BYTES
 
 
 def test_plain_gradients_hold_what_the_step_returns_of_them():

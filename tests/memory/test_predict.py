@@ -209,6 +209,23 @@ def test_a_function_is_predicted_like_a_graph():
     assert timeline.variable_bytes == 512 * 1024 * 4
 
 
+def test_a_step_is_predicted_while_a_function_is_traced():
+    """AutoGraph would convert the prediction, loops and all, where it may."""
+    found = {}
+    predictions = predict, worst_case, predict_by_device, step_program
+
+    def trace(x, autograph):
+        y = tf.nn.relu(tf.tanh(x) * 2.0)
+        found[autograph] = [str(ask(y)) for ask in predictions]
+        return y
+
+    for autograph in (False, True):
+        tf.function(functools.partial(trace, autograph=autograph), autograph=autograph)(
+            tf.ones([64, 64])
+        )
+    assert found[True] == found[False]
+
+
 def test_an_order_that_is_given_is_followed(graph):
     x = tf.compat.v1.placeholder(tf.float32, [64, 64], name="x")
     large = [tf.tile(tf.matmul(x, x), [16, 16], name=f"large{i}").op for i in range(2)]

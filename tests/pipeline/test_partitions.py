@@ -1,6 +1,7 @@
 """Partitions of real networks and of chains: where each op goes, and what crosses."""
 
 import re
+from functools import partial
 from itertools import combinations, pairwise, product
 
 import pytest
@@ -76,6 +77,23 @@ def test_of_a_graph_the_loss_is_found():
         loss, whole = (partition(given, DEVICES, balance) for given in (y, graph))
         assert [s.ops for s in whole.stages] == [s.ops for s in loss.stages]
         assert whole.largest == loss.largest
+
+
+def test_a_step_is_cut_while_a_function_is_traced():
+    """AutoGraph would convert the search, which takes long and fails."""
+    found = {}
+
+    def trace(x, autograph):
+        y = tf.tanh(tf.tanh(x) @ tf.ones([8, 50])) @ tf.ones([50, 8])
+        told = [partition(y, DEVICES[:2], balance) for balance in ("memory", "time")]
+        told.append(place(y.op, DEVICES[0]))
+        found[autograph] = list(map(str, told))
+        return y
+
+    for autograph in (False, True):
+        step = tf.function(partial(trace, autograph=autograph), autograph=autograph)
+        step.get_concrete_function(tf.TensorSpec([4, 8]))
+    assert found[True] == found[False]
 
 
 def test_open_dimensions_are_told():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,7 +22,10 @@ from geutil.progress import counted
 from geutil.sizes import byte_count
 
 if TYPE_CHECKING:
-    from geutil.gradients import PlanCurve
+    from geutil.gradients import PlanCurve, Report
+    from geutil.memory import Timeline
+
+_logger = logging.getLogger("geutil")
 
 
 def memory(
@@ -119,6 +123,13 @@ def memory(
     with working("predicting both steps"):
         before, after = plain_step.timeline(), saving_step.timeline()
         worst, plain_worst = saving_step.worst(), plain_step.worst()
+    # Grappler may make more of a step than of the one that was planned.
+    notes = [
+        *_over_budget(gradient_report, after),
+        *_above_plain(before.peak, plain_worst, after.peak, worst),
+    ]
+    for note in notes:
+        _logger.warning("%s", note)
     if html is not None:
         title = f"{path.absolute().name}, a training step"
         write_page(
@@ -138,6 +149,7 @@ def memory(
         if after.extent is not None:
             peaks |= {"plain_chunks": before.resident, "chunks": after.resident}
         told = {**plain(gradient_report), **peaks}
+        told["warnings"] = [*told["warnings"], *notes]
         show(told if plans is None else {**told, "curve": plain(plans)}, as_json=True)
         return
     columns = ["gradients", "peak", "worst case"]
@@ -152,6 +164,27 @@ def memory(
     show_rows(columns, rows, as_json=False)
     if plans is not None:
         _show_curve(plans)
+
+
+def _over_budget(report: Report, step: Timeline) -> list[str]:
+    """Return a warning if the step takes more than its budget."""
+    taken, budget = max(step.peak, step.resident or 0), report.budget
+    if budget is None or taken <= budget:
+        return []
+    over = f"the step takes {taken:,} bytes at its peak, more than the budget of"
+    return [f"{over} {budget:,}: pass a smaller budget"]
+
+
+def _above_plain(
+    plain_peak: int, plain_worst: int | None, peak: int, worst: int | None
+) -> list[str]:
+    """Return a warning if plain gradients hold less."""
+    if peak <= plain_peak:
+        return []
+    is_lower = worst is not None and plain_worst is not None and worst < plain_worst
+    but = ", unless the worst case counts, which is lower with them" if is_lower else ""
+    held = f"with checkpoints the step holds {peak:,} bytes at its peak, with plain"
+    return [f"{held} gradients {plain_peak:,}: leave them plain{but}"]
 
 
 _SHARE = re.compile(r"\s*(\d+\.?\d*|\.\d+)\s*%\s*")

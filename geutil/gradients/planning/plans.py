@@ -68,7 +68,7 @@ class Plan:
 
     Example:
         >>> import tensorflow as tf
-        >>> from geutil.gradients import gradients, plan
+        >>> from geutil.gradients import Plan, gradients, plan
         >>> graph = tf.Graph()
         >>> with graph.as_default():
         ...     x = y = tf.ones([1000])
