@@ -66,7 +66,8 @@ def _starting(name: str) -> Iterator[None]:
 
 
 _KERAS_SUFFIXES = (".keras", ".h5", ".hdf5")
-_SUFFIXES_READ = (".pb", ".pbtxt", *_KERAS_SUFFIXES)
+_GRAPH_SUFFIXES = (".pb", ".pbtxt")
+_SUFFIXES_READ = (*_GRAPH_SUFFIXES, *_KERAS_SUFFIXES)
 _READ = "a SavedModel directory, or a .pb, .pbtxt, .keras, .h5 or .tflite file"
 
 
@@ -147,6 +148,10 @@ def read_model(
     is_first = "tensorflow" not in sys.modules or signature is not None
     if is_first and not is_text(path):
         _check_content(path, signature)
+    # A graph has no signatures, and would take any name for its only one.
+    is_graph = path.is_file() and path.suffix in _GRAPH_SUFFIXES
+    if is_graph and signature not in (None, DEFAULT):
+        raise _no_signature(path, str(signature), [DEFAULT])
     start_keras() if path.suffix in _KERAS_SUFFIXES else start_tensorflow()
     from geutil.model import ModelError, from_tflite, open
     from geutil.model.opener import open_without_values
@@ -175,10 +180,14 @@ def _check_content(path: Path, signature: str | None) -> None:
         signatures = inspect(str(path)).signatures
     states_all = path.is_dir() or path.suffix in _KERAS_SUFFIXES
     if states_all and signature is not None and signature not in signatures:
-        raise CommandError(
-            f"'{path}' has no signature '{signature}'; it has {[*signatures]}: pass "
-            "--signature with one of these"
-        )
+        raise _no_signature(path, signature, [*signatures])
+
+
+def _no_signature(path: Path, signature: str, known: list[str]) -> CommandError:
+    return CommandError(
+        f"'{path}' has no signature '{signature}'; it has {known}: pass "
+        "--signature with one of these"
+    )
 
 
 def _stated_inputs(source: Path, signature: str | None) -> Mapping[str, Any]:

@@ -44,7 +44,7 @@ _KB = 1024
 _STARTED = 120.0
 """Seconds for a server to import TensorFlow."""
 _STOPPED = 5.0
-"""Seconds for a server to end that is asked to."""
+"""Seconds for a server to end that is asked to, or a forked process that is killed."""
 
 
 class ModelProcess(ABC):
@@ -150,10 +150,30 @@ class ForkedProcess(ModelProcess):
             else:
                 (self.pid,) = numbers
 
+    def kill(self) -> None:
+        """End it, and the processes that it started; return once it is gone."""
+        super().kill()
+        # The server, whose child it is, takes note of its end a moment later.
+        end = time.monotonic() + _STOPPED
+        while self.code is None and _exists(self.pid) and time.monotonic() < end:
+            time.sleep(_LOOK)
+
     def close(self) -> None:
         """Let go of it, after its end."""
         self._connection.close()
         os.close(self._lifeline)
+
+
+def _exists(pid: int) -> bool:
+    """Tell whether there is a process of that number; 0 is that of none."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        # It is another user's, who got the number since.
+        return False
+    return pid > 0
 
 
 class ForkServer:

@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from geutil import tflite
 from geutil.errors import ModelError, Words
 from geutil.formats import refusal, written_atomically
 from geutil.graph import keras_calls, op_types, protos
@@ -22,6 +23,7 @@ from geutil.model.core import EditableModel
 from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState
 from geutil.model.sources.graph_defs import named_ends
+from geutil.model.sources.objects import DEFAULT_SIGNATURE
 
 _SAID = re.compile(r"(?:error: |^(?=[A-Z][A-Za-z ]* ops: ))(.*)", re.M)
 
@@ -49,7 +51,7 @@ def _write_tflite(model: EditableModel, path: Path, *, select_tf_ops: bool) -> N
             tf.lite.OpsSet.SELECT_TF_OPS,
         ]
     try:
-        path.write_bytes(converter.convert())
+        blob = converter.convert()
     except Exception as error:
         # The converter's own class of errors is no part of TensorFlow's public API.
         remedy = (
@@ -61,6 +63,12 @@ def _write_tflite(model: EditableModel, path: Path, *, select_tf_ops: bool) -> N
         raise ModelError(
             f"TensorFlow Lite cannot take {model!r}: {_reason(error)}", remedy=remedy
         ) from error
+    if model.signature != DEFAULT_SIGNATURE:
+        # The converter gives the signature of a function this name.
+        file = tflite.open(blob)
+        file.rename(signatures={DEFAULT_SIGNATURE: model.signature})
+        blob = file.to_bytes()
+    path.write_bytes(blob)
 
 
 def _reason(error: Exception) -> str:

@@ -433,24 +433,13 @@ def renew_bodies(graph: Graph) -> None:
     for name in topological_order(roots, callees):
         definition = definitions[name]
         called = set(function_defs.called_names(definition.node_def))
-        if _closures(definition) or not called.isdisjoint(new_names):
+        if custom_gradients.closures_of(definition) or not called.isdisjoint(new_names):
             new_names[name] = _renewed(graph, definition, new_names)
     for caller in callers:
         if not new_names.keys().isdisjoint(caller.names):
             function_calls.call_others(caller, new_names)
     kept = topological_order(direct, callees)
     functions.forget_functions(graph, new_names.keys() - set(kept))
-
-
-def _closures(definition: Any) -> dict[str, str]:
-    """Return the nodes of a function whose gradient is a closure, with its name."""
-    attribute = gradient_functions.ATTRIBUTE
-    named = {
-        node.name: node.attr[attribute].s.decode()
-        for node in definition.node_def
-        if attribute in node.attr
-    }
-    return {n: g for n, g in named.items() if gradient_functions.is_closure(g)}
 
 
 def _renewed(graph: Graph, definition: Any, new_names: dict[str, str]) -> str:
@@ -461,10 +450,10 @@ def _renewed(graph: Graph, definition: Any, new_names: dict[str, str]) -> str:
     for node in own.node_def:
         call_graph.rename_called(node, new_names)
     body = functions.body_of(graph, own)
-    for name, gradient in _closures(own).items():
+    for name, gradient in custom_gradients.closures_of(own).items():
         op = body.get_operation_by_name(name)
-        gradient_by_names = custom_gradients.gradient_by_names(
-            op, gradient, transformer.copy_replacing
+        by_names = custom_gradients.gradient_by_names(
+            name, gradient, transformer.copy_replacing, body
         )
-        gradient_functions.set_gradient(op, gradient_by_names)
+        gradient_functions.set_gradient(op, by_names)
     return functions.add_function_of(graph, body, own)

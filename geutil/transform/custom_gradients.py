@@ -73,17 +73,23 @@ def carried_gradient(
     return name
 
 
-def gradient_by_names(op: Operation, gradient: str, copy_replacing: Copier) -> str:
+def gradient_by_names(
+    op_name: str, gradient: str, copy_replacing: Copier, traced_body: Graph | None
+) -> str:
     """Register a gradient that reads tensors by name; return its name."""
+    # TensorFlow traces it in `traced_body` for a SavedModel; without one in the body
+    # that the closure is of.
     # TensorFlow makes the bodies of functions anew from their definitions, so that the
     # tensors that a closure reads are not those of the body that is differentiated.
-    body, op_name = weakref.ref(op.graph), op.name
+    body = None if traced_body is None else weakref.ref(traced_body)
 
     # TensorFlow traces it for a SavedModel, and would rewrite all that it calls.
     @tf.autograph.experimental.do_not_convert
     def gradient_in_body(op_: Operation | None, *grads_: Tensor | None) -> list[Any]:
         if op_ is None:
             # So it is when TensorFlow traces the gradient for a SavedModel.
+            if body is None:
+                return _listed(gradient_functions.lookup(gradient)(None, *grads_))
             graph = body()
             if graph is None:
                 raise TransformError(
@@ -105,6 +111,28 @@ def gradient_by_names(op: Operation, gradient: str, copy_replacing: Copier) -> s
         return _rebuilt(traced, grads_, copy_of, current, copy_replacing)
 
     return gradient_functions.register(gradient_in_body)
+
+
+def closures_of(definition: Any) -> dict[str, str]:
+    """Return the nodes of a function whose gradient is a closure, with its name."""
+    attribute = gradient_functions.ATTRIBUTE
+    named = {
+        node.name: node.attr[attribute].s.decode()
+        for node in definition.node_def
+        if attribute in node.attr
+    }
+    return {n: g for n, g in named.items() if gradient_functions.is_closure(g)}
+
+
+def read_by_names(definition: Any, copy_replacing: Copier) -> None:
+    """Let the closures in the copy of a function read the tensors of that copy."""
+    closures = closures_of(definition)
+    for node in definition.node_def if closures else ():
+        if node.name in closures:
+            by_names = gradient_by_names(
+                node.name, closures[node.name], copy_replacing, None
+            )
+            node.attr[gradient_functions.ATTRIBUTE].s = by_names.encode()
 
 
 def _origin(traced: _Traced, op_name: str, gradient: str) -> Graph | None:
@@ -229,13 +257,17 @@ def _traced(op: Operation, gradient: str, grads: Iterable[Tensor | None]) -> _Tr
     with body.as_default():
         stand_ins = [None if g is None else _stand_in(g) for g in grads]
         results = gradient_functions.lookup(gradient)(op, *stand_ins)
-    results = list(results) if isinstance(results, list | tuple) else [results]
+    results = _listed(results)
     read = types.IdentitySet(t for o in body.get_operations() for t in o.inputs)
     for leaf in tf.nest.flatten(results, expand_composites=True):
         read.add(leaf)
     # A capture that nothing reads needs no copy, and may have none.
     captures = gradient_functions.captures_of(body)
     return _Traced(body, stand_ins, results, [c for c in captures if c[1] in read])
+
+
+def _listed(results: Any) -> list[Any]:
+    return list(results) if isinstance(results, list | tuple) else [results]
 
 
 def _copies_for(name: str, graph_: Graph | None, op: Operation) -> IdentityMap[Tensor]:

@@ -16,6 +16,7 @@ from geutil.graph import (
     adjacency,
     call_graph,
     creation,
+    functions,
     gradient_functions,
     op_types,
     types,
@@ -36,13 +37,39 @@ from geutil.graph.v1_control_flow import (
     where,
 )
 from geutil.select import conversions, walks
-from geutil.transform.custom_gradients import copied_gradient
+from geutil.transform.custom_gradients import copied_gradient, read_by_names
 from geutil.transform.state import TransformState
 
 ControlHandler = Callable[[TransformState, Operation], Operation | None]
 
 
 _FRAME = "frame_name"
+
+
+def carry_functions(info: TransformState) -> None:
+    """Give the destination the functions that the copies will call."""
+    # Loops and conditionals get bodies of their own, so that original and copy can both
+    # be differentiated.
+    called, renamed = functions.calls_of(info.sgv.ops)
+    if info.same_graph:
+        called = renamed
+    library, info.function_names = functions.library_for_copies(
+        info.graph, called, renamed
+    )
+    renamed_bodies = {*info.function_names.values()}
+    for definition in library.function:
+        # A function that keeps its name is the same one in both graphs.
+        if definition.signature.name in renamed_bodies:
+            read_by_names(definition, info.copy_replacing)
+    if library.function:
+        graph_def = creation.new_graph_def(info.graph)
+        graph_def.library.CopyFrom(library)
+        creation.import_ops(info.graph_, graph_def, {})
+        if types.is_func_graph(info.graph_):
+            # A traced function finds its callees outside its graph.
+            functions.publish_functions(
+                info.graph_, [f.signature.name for f in library.function]
+            )
 
 
 def adapt_node(info: TransformState, op: Operation, node_def: Any) -> None:

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, TransformError
-from geutil.graph import creation, functions, types
+from geutil.graph import types
 from geutil.graph.types import Element, Graph, IdentityMap, Operation, Tensor
 from geutil.select.boundary import ControlOutputs
 from geutil.select.subgraph import SubGraphView
@@ -251,24 +251,3 @@ class TransformerInfo:
         lines.append("Operations mapping:")
         lines += [f"  {op.name} => {op_.name}" for op, op_ in self._ops.items()]
         return "\n".join([*lines, ""])
-
-
-def carry_functions(info: TransformState) -> None:
-    """Give the destination the functions that the copies will call."""
-    # Loops and conditionals get bodies of their own, so that original and copy can both
-    # be differentiated.
-    called, renamed = functions.calls_of(info.sgv.ops)
-    if info.same_graph:
-        called = renamed
-    library, info.function_names = functions.library_for_copies(
-        info.graph, called, renamed
-    )
-    if library.function:
-        graph_def = creation.new_graph_def(info.graph)
-        graph_def.library.CopyFrom(library)
-        creation.import_ops(info.graph_, graph_def, {})
-        if types.is_func_graph(info.graph_):
-            # A traced function finds its callees outside its graph.
-            functions.publish_functions(
-                info.graph_, [f.signature.name for f in library.function]
-            )

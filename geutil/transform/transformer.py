@@ -32,7 +32,7 @@ from geutil.transform.op_copying import (
     copy_ops_in_bulk,
     transform_ops_one_by_one,
 )
-from geutil.transform.state import TransformerInfo, TransformState, carry_functions
+from geutil.transform.state import TransformerInfo, TransformState
 
 
 def replace_t_with_placeholder_handler(info: TransformState, t: Tensor) -> Tensor:
@@ -308,7 +308,7 @@ class Transformer:
             info.scope_ = types.scope_finalize(scope_)
             info.reuses_scope = False
         op_copying.name_contexts(info, whole_contexts)
-        carry_functions(info)
+        op_copying.carry_functions(info)
         self._transform_ops(info)
         op_copying.finish_copies(info)
         op_copying.connect_control_inputs(

@@ -217,6 +217,40 @@ def test_a_file_is_cut_and_split(geutil, file, tmp_path):
     assert kinds == [op.kind for op in opened(file).ops]
 
 
+def test_parts_keep_the_name_of_their_signature(geutil, file, tmp_path):
+    two, m = tmp_path / "two.tflite", opened(file)
+    (x,), (y,) = m.graphs[0].inputs, m.graphs[0].outputs
+    m.add_signature("second", inputs={"angle": x}, outputs={"result": y})
+    m.save(two)
+    parts = [tmp_path / "a.tflite", tmp_path / "b.tflite"]
+    asked = ["--signature", "second"]
+    geutil.done("cut", two, "--input", "between/sine", *asked, "-o", parts[0])
+    (one,) = opened(parts[0]).signatures.values()
+    assert (one.key, [*one.outputs]) == ("second", ["result"])
+    places = ["-o", parts[0], "--second", parts[1], "--force"]
+    geutil.done("split", two, "--at", "between/sine", *asked, *places)
+    assert [[*opened(part).signatures] for part in parts] == [["second"], ["second"]]
+
+
+def test_a_cut_of_a_model_names_its_signature_in_every_format(geutil, tmp_path):
+    class Two(tf.Module):
+        @tf.function(input_signature=[tf.TensorSpec([None, 4], name="x")])
+        def half(self, x):
+            return {"y": tf.sin(x / 2)}
+
+        @tf.function(input_signature=[tf.TensorSpec([None, 4], name="x")])
+        def twice(self, x):
+            return {"y": tf.sin(2 * x)}
+
+    both = Two()
+    signatures = {"half": both.half, "twice": both.twice}
+    tf.saved_model.save(both, str(tmp_path / "two"), signatures=signatures)
+    for place in (tmp_path / "part", tmp_path / "part.tflite"):
+        asked = ["--signature", "twice", "--to", "z=y", "-o", place]
+        geutil.done("cut", tmp_path / "two", *asked)
+        assert [*geutil.json("inspect", place)["signatures"]] == ["twice"]
+
+
 def test_a_file_is_edited(geutil, file, tmp_path):
     new = tmp_path / "new.tflite"
     names = ["--input", "x=image", "--tensor", "between/sine=sine"]

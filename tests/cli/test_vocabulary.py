@@ -55,6 +55,7 @@ def wrong(folder, tmp_path_factory):
     m = model.open(str(folder / "net"))
     m.save(place / "net.tflite", "tflite")
     m.save(place / "net.pb", "graph_def")
+    m.save(place / "net.pbtxt", "pbtxt")
     m.rename(outputs={next(iter(m.outputs)): "other"}).save(place / "other")
     m.rename(inputs={"image": "pixels"}).save(place / "pixels")
     m.rename(inputs={"image": "a/b"}).save(place / "slash.pb", "graph_def")
@@ -116,6 +117,8 @@ ops short.tflite | TFLite file & convert the model again
 ops both | pass --signature as one of ['one', 'text']
 ops net --signature nope | no signature 'nope'; it has
 ops lstm.keras --signature nope | no signature 'nope'; it has ['serving_default']
+ops net.pb --signature nope | no signature 'nope'; it has ['serving_default']
+ops net.pbtxt --signature nope | no signature 'nope'; it has ['serving_default']
 ops none | save it again with a signature
 ops net --regex ( | no regular expression & backslash
 unroll net -o new --loop ( | no regular expression & backslash

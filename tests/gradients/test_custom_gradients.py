@@ -5,7 +5,13 @@ from itertools import chain
 
 import tensorflow as tf
 
-from geutil.gradients import checkpointed, gradients, gradients_speed, last_report
+from geutil.gradients import (
+    checkpointed,
+    explain,
+    gradients,
+    gradients_speed,
+    last_report,
+)
 from geutil.graph import verify
 from tests.gradients.checking import (
     TAPES,
@@ -166,6 +172,15 @@ def by_list(y, x, kept):
 
 def by_speed(y, x, kept):
     return gradients_speed(y, x, min_checkpoint_size=0)
+
+
+def test_a_loop_whose_body_has_a_closure_is_explained():
+    with tf.Graph().as_default():
+        x = tf.ones([64, 64])
+        turn = lambda i, a: (i + 1, tf.nn.silu(a @ x))  # noqa: E731
+        _, y = tf.while_loop(lambda i, a: i < 4, turn, [0, x], maximum_iterations=4)
+        explained = explain(y, x)
+    assert explained.peak < explained.plain_peak
 
 
 def test_second_gradients(graph):

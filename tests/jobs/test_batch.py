@@ -638,24 +638,43 @@ def check_killed(report, marker, count):
     assert has_ended(worker)
 
 
-def test_a_server_with_threads_does_not_fork(tmp_path):
-    address = str(tmp_path / "address")
+def served(address, do_first, job):
+    """Return a server that runs some code, then forks for a job."""
     code = (
         "import pathlib, socket, sys, threading, time\n"
         "from geutil.jobs.model_job import serve\n"
-        "threading.Thread(target=time.sleep, args=[600], daemon=True).start()\n"
-        "serve(socket.socket(fileno=int(sys.argv[1])), print)\n"
+        f"{do_first}\n"
+        f"serve(socket.socket(fileno=int(sys.argv[1])), {job})\n"
     )
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(address)
         listener.listen()
         number = listener.fileno()
-        server = subprocess.Popen(
+        return subprocess.Popen(
             [sys.executable, "-c", code, str(number)],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             pass_fds=[number],
         )
+
+
+@pytest.mark.skipif(not model_job.can_fork(), reason="there are no servers here")
+def test_a_forked_process_is_gone_once_it_is_killed(tmp_path):
+    address = str(tmp_path / "address")
+    server = served(address, "", "lambda place: time.sleep(600)")
+    process = model_job.ForkedProcess(tmp_path, address)
+    process.kill()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process.pid, 0)
+    process.close()
+    server.stdin.close()
+    assert server.wait() == 0
+
+
+def test_a_server_with_threads_does_not_fork(tmp_path):
+    address = str(tmp_path / "address")
+    thread = "threading.Thread(target=time.sleep, args=[600], daemon=True).start()"
+    server = served(address, thread, "print")
     with pytest.raises(ConnectionError, match="does not fork"):
         model_job.ForkedProcess(tmp_path, address)
     server.stdin.close()

@@ -202,3 +202,26 @@ def test_a_gradient_waits_for_what_comes_in_as_the_original_does(elsewhere):
         x = v1.placeholder(tf.float32, [3])
         plain = awaited(tf.nn.silu(x), x)
     assert plain and ours == plain
+
+
+@pytest.mark.parametrize("elsewhere", [False, True])
+@pytest.mark.parametrize("kind", ["loop", "branch", "outside"])
+def test_gradients_in_bodies_read_the_bodies_of_the_copy(kind, elsewhere):
+    def in_loop(layer, x):
+        turn = lambda i, a: (i + 1, layer(a))  # noqa: E731
+        return tf.while_loop(lambda i, a: i < 3, turn, [0, x], maximum_iterations=3)[1]
+
+    networks = {
+        "loop": lambda x: in_loop(lambda a: tf.nn.silu(2 * a), x),
+        "branch": lambda x: tf.cond(x > 0, lambda: tf.nn.silu(3 * x), lambda: x),
+        "outside": lambda x: in_loop(lambda a: tf.nn.silu(a, beta=tf.exp(x)), x),
+    }
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [], name="x")
+        y = networks[kind](x)
+    _, info = ge.copy(graph, tf.Graph() if elsewhere else graph, dst_scope="c")
+    x_, y_ = info.transformed([x, y])
+    values = [
+        evaluate(a.graph, [gradient(b, a)], {a: 0.5}) for a, b in ((x_, y_), (x, y))
+    ]
+    assert values[0] == values[1] != [0]

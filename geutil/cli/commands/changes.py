@@ -54,8 +54,7 @@ def cut(
         lite_record = _LiteFiles(path, [output], form, force)
         file = lite_record.opened()
         chosen = None if ops is None else _places(ops)
-        graph = _graph_of(file, signature)
-        lite_part = file.cut(starts, ends, ops=chosen, graph=graph)
+        lite_part = _of_signature(file, signature).cut(starts, ends, ops=chosen)
         lite_record.write(lite_part, as_json=as_json)
         return
     if ops is not None:
@@ -86,7 +85,7 @@ def split(
         raise CommandError("--output and --second are the same file; name two")
     record = _lite_record(path, [output, second], force)
     file = record.opened()
-    halves = file.split(at, graph=_graph_of(file, signature))
+    halves = _of_signature(file, signature).split(at)
     record.write(*halves, as_json=as_json)
 
 
@@ -429,6 +428,13 @@ def _graph_of(file: LiteFile, signature: str | None) -> LiteGraph | None:
             f"there is no signature '{signature}'; it has {[*file.signatures]}"
         )
     return file.signatures[signature].graph
+
+
+def _of_signature(file: LiteFile, signature: str | None) -> LiteFile:
+    """Return a file with one signature, whose names parts then have; all if None."""
+    if _graph_of(file, signature) is None or signature is None:
+        return file
+    return file.keep_signatures(signature)
 
 
 def _places(text: str) -> range:
