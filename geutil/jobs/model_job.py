@@ -153,6 +153,10 @@ class ForkedProcess(ModelProcess):
     def kill(self) -> None:
         """End it, and the processes that it started; return once it is gone."""
         super().kill()
+        if self.pid and self.code is None:
+            # A fork leads its group only a moment after the server told its number.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGKILL)
         # The server, whose child it is, takes note of its end a moment later.
         end = time.monotonic() + _STOPPED
         while self.code is None and _exists(self.pid) and time.monotonic() < end:

@@ -394,7 +394,8 @@ def runtime_of(ops: Iterable[LiteOp]) -> str:
     found: tuple[int, ...] = (0,)
     for kind, version in {(op.kind, op.version) for op in ops if not op.is_custom}:
         releases = _RELEASES.get(kind, [])
-        if version <= len(releases):
+        # Any object can be set as a version; the writer refuses other ones.
+        if version in range(1, len(releases) + 1):
             numbers = (*map(int, releases[version - 1].split(".")), 0)
             found = max(found, numbers[:3])
     return ".".join(map(str, found)) if any(found) else ""

@@ -465,7 +465,8 @@ def pass_time_for_what_hangs(patch, marker):
         return time.monotonic() + getattr(thread, "ahead", 0.0)
 
     patch.setattr(model_job.ForkedProcess, "wait", wait_and_pass_time)
-    patch.setattr(model_job, "time", SimpleNamespace(monotonic=monotonic))
+    clock = SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
+    patch.setattr(model_job, "time", clock)
 
 
 @pytest.fixture(scope="module")

@@ -612,3 +612,11 @@ def test_weights_that_are_led_into_a_branch_or_a_loop(flow):
     highest = np.abs(MATRIX).max(0)
     expected = [highest, 2 * highest] if flow is _branches else [highest]
     np.testing.assert_allclose([ranges[name].high for name in names], expected)
+    # Layers are not run one by one where they may have no data.
+    said = (
+        "loop of version 1"
+        if flow is _loop
+        else "'cond/matmul' .* no data where another"
+    )
+    with pytest.raises(QuantizeError, match=f"{said}.*rounding='nearest'"):
+        calibrate(m, choosing(m, True, False), "min_max", rounding="gptq")

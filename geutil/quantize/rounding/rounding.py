@@ -26,7 +26,6 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError, Words
 from geutil.graph import adjacency, creation, functions, op_types
-from geutil.graph.op_types import VERSION_1_FLOW
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure
 from geutil.quantize.calibration.ranges import (
@@ -250,7 +249,9 @@ def default_rounding(graph: Graph, sites: Sequence[RangeSite]) -> str:
         for of in (True, False)
     )
     trains = any(site.learnt is not None for site in sites)
-    in_order = not any(op.type in VERSION_1_FLOW for op in graph.get_operations())
+    in_order = not any(
+        op.type in op_types.VERSION_1_FLOW for op in graph.get_operations()
+    )
     return "gptq" if weights < activations and in_order and not trains else "nearest"
 
 
@@ -463,6 +464,7 @@ class Stages:
     ) -> None:
         ops = graph.get_operations()
         check_flow(graph)
+        _check_branches(graph, layers)
         self._graph = graph
         self._replace = (unquantized, simulated)
         self._layers = layers
@@ -557,6 +559,24 @@ def check_flow(graph: Graph) -> None:
             raise QuantizeError(
                 f"'{op.name}' ({op.type}) begins a loop of version 1, and layers in it "
                 "cannot be run one by one",
+                remedy=f"calibrate with {_NEAREST}",
+            )
+
+
+def _check_branches(graph: Graph, layers: Sequence[Layer]) -> None:
+    """Refuse layers in branches of version 1: they lack data if others are taken."""
+    switched = [op for op in graph.get_operations() if op.type in op_types.SWITCHES]
+
+    def inside(op: Operation) -> list[Operation]:
+        readers = (reader for t in op.outputs for reader in adjacency.consumers(t))
+        return [reader for reader in readers if reader.type not in op_types.MERGES]
+
+    in_branches = closure(switched, inside)
+    for layer in layers:
+        if layer.op in in_branches:
+            raise QuantizeError(
+                f"'{layer.op.name}' ({layer.op.type}) is in a branch of a conditional "
+                "of version 1, and has no data where another branch is taken",
                 remedy=f"calibrate with {_NEAREST}",
             )
 
