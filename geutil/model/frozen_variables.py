@@ -19,7 +19,6 @@ from geutil.graph.call_graph import Library
 from geutil.graph.op_types import MERGES
 from geutil.graph.walks import closure, data_inputs, node_name, short_name
 from geutil.model import handle_values, programs, shared_state
-from geutil.model.constants import fold_constants
 from geutil.model.core import EditableModel, M
 from geutil.model.handle_values import Carrier, HandleValue, Version, Versions
 from geutil.model.programs import ModelProgram
@@ -315,6 +314,9 @@ def freeze(model: M) -> M:
 
 def frozen_program(model: EditableModel) -> ModelProgram:
     """Return the program of a model with constants for its variables."""
+    # Folds are rules of rewriting, which opening a model goes without.
+    from geutil.model.constants import fold_constants
+
     # Captures that are no variables, as those of tables, are left. Functions that
     # nothing calls any more are dropped.
     program = model.program()
