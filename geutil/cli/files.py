@@ -6,7 +6,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -147,6 +147,8 @@ def read_model(
     is_first = "tensorflow" not in sys.modules or signature is not None
     if is_first and not is_text(path):
         _check_content(path, signature)
+        if values and path.suffix == ".keras":
+            _read_links(path)
     start_keras() if path.suffix in _KERAS_SUFFIXES else start_tensorflow()
     from geutil.model import ModelError, from_tflite, open
     from geutil.model.opener import open_without_values
@@ -179,6 +181,16 @@ def _check_content(path: Path, signature: str | None) -> None:
             f"'{path}' has no signature '{signature}'; it has {[*signatures]}: pass "
             "--signature with one of these"
         )
+
+
+def _read_links(path: Path) -> None:
+    """Let the weights of a file be read by a process that needs no TensorFlow."""
+    # `open` asks again, and gets what was found; then no copy of this process is safe.
+    from geutil.model import powers
+
+    # Opening it tells of its faults.
+    with suppress(GeutilError):
+        powers(str(path))
 
 
 def _stated_inputs(source: Path, signature: str | None) -> Mapping[str, Any]:
