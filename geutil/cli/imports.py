@@ -10,10 +10,9 @@ from __future__ import annotations
 import gc
 import re
 import sys
-import typing
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, reduce
+from functools import reduce
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
@@ -172,9 +171,6 @@ def _keep_names(tensorflow: ModuleType) -> None:
 def _lean(absent: Sequence[str]) -> Iterator[None]:
     """Import as if some modules were not installed, without collections of garbage.
 
-    Python compiles each text that names a type once: the type variables of TensorFlow's
-    ops have 19,000, most of them alike (0.06 CPU seconds).
-
     The objects of the modules imported are no garbage: no later collection looks at
     them.
     """
@@ -183,12 +179,9 @@ def _lean(absent: Sequence[str]) -> Iterator[None]:
     gc.disable()
     # A module that is None there is one that cannot be imported.
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
-    # `typing` finds it before the builtin.
-    vars(typing)["compile"] = cache(compile)
     try:
         yield
     finally:
-        del vars(typing)["compile"]
         for name in hidden:
             if sys.modules.get(name) is None:
                 sys.modules.pop(name, None)
