@@ -87,6 +87,7 @@ OWN_PRIVATE = {
     # A public function of `os`: the end of a process that was forked.
     "jobs.model_job": {"_exit"},
     "cli.guard": {"_exit"},
+    "model.files.keras_files": {"_exit"},
     # And of one that TensorFlow would keep waiting.
     "memory.measurement.cluster": {"_exit"},
     # The tensors of a finished copy, from its TransformerInfo.

@@ -6,7 +6,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -148,6 +148,8 @@ def read_model(
     is_first = "tensorflow" not in sys.modules or signature is not None
     if is_first and not is_text(path):
         _check_content(path, signature)
+        if values and path.suffix == ".keras":
+            _read_links(path)
     # A graph has no signatures, and would take any name for its only one.
     is_graph = path.is_file() and path.suffix in _GRAPH_SUFFIXES
     if is_graph and signature not in (None, DEFAULT):
@@ -188,6 +190,16 @@ def _no_signature(path: Path, signature: str, known: list[str]) -> CommandError:
         f"'{path}' has no signature '{signature}'; it has {known}: pass "
         "--signature with one of these"
     )
+
+
+def _read_links(path: Path) -> None:
+    """Let the weights of a file be read by a process that needs no TensorFlow."""
+    # `open` asks again, and gets what was found; then no copy of this process is safe.
+    from geutil.model import powers
+
+    # Opening it tells of its faults.
+    with suppress(GeutilError):
+        powers(str(path))
 
 
 def _stated_inputs(source: Path, signature: str | None) -> Mapping[str, Any]:

@@ -8,13 +8,14 @@ Python collects garbage among the millions of objects that stay.
 from __future__ import annotations
 
 import gc
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import ModuleSpec, PathFinder
+from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -28,6 +29,8 @@ _SELDOM = (50_000, 20, 20)
 and copy MobileNetV2 takes 1.6 CPU seconds in the place of 2.1."""
 _INTERFACES = "tensorflow._api.v2."
 """The packages of TensorFlow's public names, of versions 2 and 1."""
+_PUBLIC_NAME = re.compile(r"^from (\S+) import (\S+)(?: as (\S+))?", re.MULTILINE)
+"""A line of such a package: each imports one name."""
 _REGISTERING = ("debugging.experimental", "linalg", "lite", "nn", "saved_model", "tpu")
 """Public packages whose modules register ops, gradients and types of a file's graph."""
 
@@ -91,6 +94,7 @@ class _Later(Loader):
 
     def __init__(self, loader: Loader) -> None:
         self.loader = loader
+        self.sources: dict[str, tuple[str, str]] | None = None
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self.loader.create_module(spec)
@@ -103,10 +107,41 @@ class _Deferred(ModuleType):
     """A module that was found, and not executed yet."""
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_executed(self), name)
+        # One name of `tf.nn` is a Keras of 100 modules: the others do not load it.
+        found = _names_in(self).get(name)
+        if found is None:
+            return getattr(_executed(self), name)
+        value = _imported(*found)
+        setattr(self, name, value)
+        return value
 
     def __dir__(self) -> list[str]:
         return dir(_executed(self))
+
+
+def _names_in(module: ModuleType) -> Mapping[str, tuple[str, str]]:
+    """Return the module and the name there that each public name is imported from."""
+    loader = getattr(module.__spec__, "loader", None)
+    if not isinstance(loader, _Later) or not isinstance(
+        loader.loader, SourceFileLoader
+    ):
+        return {}
+    if loader.sources is None:
+        text = Path(loader.loader.path).read_text()
+        loader.sources = {
+            alias or name: (source, name)
+            for source, name, alias in _PUBLIC_NAME.findall(text)
+        }
+    return loader.sources
+
+
+def _imported(source: str, name: str) -> Any:
+    """Return a name of a module or a module in a package, as `from` imports it."""
+    # Public packages import packages of theirs alone, and are not executed for these.
+    module = None if source.startswith(_INTERFACES) else import_module(source)
+    if hasattr(module, name):
+        return getattr(module, name)
+    return import_module(f"{source}.{name}")
 
 
 def _executed(module: ModuleType) -> ModuleType:

@@ -5,24 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import tensorflow as tf
 
 from geutil import lazy
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.model import (
-    comparison,
-    file_writers,
-    frozen_variables,
-    function_edits,
-    model_ends,
-    training_parts,
-    unrolled_loops,
-)
-from geutil.model.batch_size import size_change
-from geutil.model.comparison import Comparison
+from geutil.model import function_edits
 from geutil.model.core import EditableModel, ModelFunction, Signatures
 from geutil.model.function_edits import Value, sync, sync_below
 from geutil.model.function_library import (
@@ -32,11 +22,15 @@ from geutil.model.function_library import (
     FunctionLibrary,
     Functions,
 )
-from geutil.model.model_ends import Links, Selection
 from geutil.model.shared_state import SharedState, check_copies, restore
 from geutil.model.sources.objects import Source
 from geutil.model.to_graph import GraphParts
 from geutil.select.names import Layer, layers_of
+
+# Each method imports the module that does its work: together they take 0.1 CPU seconds.
+if TYPE_CHECKING:
+    from geutil.model.comparison import Comparison
+    from geutil.model.model_ends import Links, Selection
 
 
 class Model(EditableModel):
@@ -349,6 +343,8 @@ class Model(EditableModel):
             >>> float(frozen.run(x=2.0)["y"])
             6.0
         """
+        from geutil.model import frozen_variables
+
         return frozen_variables.freeze(self)
 
     def thaw(self, regex: str | re.Pattern[str]) -> Model:
@@ -390,6 +386,8 @@ class Model(EditableModel):
             >>> float(tape.gradient(loss, thawed.variables["w"]))
             2.0
         """
+        from geutil.model import frozen_variables
+
         return frozen_variables.thaw(self, regex)
 
     def save(
@@ -441,6 +439,8 @@ class Model(EditableModel):
             ... )
             6.0
         """
+        from geutil.model import file_writers
+
         return file_writers.save(
             self,
             Path(path),
@@ -495,6 +495,8 @@ class Model(EditableModel):
             >>> m.cut(inputs={"h": "hidden"}).run(h=[1.0])
             {'y': array([2.], dtype=float32)}
         """
+        from geutil.model import model_ends
+
         return model_ends.cut(self, inputs, outputs, signature)
 
     def splice(
@@ -547,6 +549,8 @@ class Model(EditableModel):
             >>> m.run(x=[1.0])
             {'y': array([200.], dtype=float32)}
         """
+        from geutil.model import model_ends
+
         return model_ends.splice(self, other, replaced, feeds, scope, signature)
 
     def join(
@@ -600,6 +604,8 @@ class Model(EditableModel):
             {'y': array([3.], dtype=float32), 'of_z': array([6.], dtype=float32),
              'of_x': array([3.], dtype=float32)}
         """
+        from geutil.model import model_ends
+
         return model_ends.join(self, other, inputs, scope, signature)
 
     def prepend(
@@ -644,6 +650,8 @@ class Model(EditableModel):
             >>> list(m.signatures)
             ['serving_default', 'text']
         """
+        from geutil.model import model_ends
+
         return model_ends.prepend(self, other, inputs, signature)
 
     def append(
@@ -682,6 +690,8 @@ class Model(EditableModel):
             >>> model.open(f).append(model.open(largest)).run(x=[1.0, 2.0])
             {'largest': array(4., dtype=float32)}
         """
+        from geutil.model import model_ends
+
         return model_ends.append(self, other, inputs, signature)
 
     def rename(
@@ -712,6 +722,8 @@ class Model(EditableModel):
             >>> model.open(f).rename({"x": "images"}, {"y": "scores"}, "predict")
             Model('predict', ['images'] -> ['scores'], 3 ops)
         """
+        from geutil.model import model_ends
+
         return model_ends.rename(self, inputs or {}, outputs or {}, signature)
 
     def strip_training(
@@ -775,6 +787,8 @@ class Model(EditableModel):
             >>> stripped.run(x=[1.0, 2.0])
             {'y': array([2., 4.], dtype=float32)}
         """
+        from geutil.model import training_parts
+
         return training_parts.strip_training(self, switches, statistics, keep, neutral)
 
     def without_powers(self) -> Model:
@@ -851,6 +865,8 @@ class Model(EditableModel):
             >>> m.compare(unrolled).equal
             True
         """
+        from geutil.model import unrolled_loops
+
         return unrolled_loops.unroll(self, loops, max_ops)
 
     def replace_op(self, ops: Any, replacement: str | Callable[..., Any]) -> Model:
@@ -886,6 +902,8 @@ class Model(EditableModel):
             >>> m.replace_op("activation", lambda x: x * x).run(x=[-1.0, 9.0])
             {'y': array([ 1., 81.], dtype=float32)}
         """
+        from geutil.model import model_ends
+
         return model_ends.replace_op(self, ops, replacement)
 
     def set_batch_size(
@@ -942,6 +960,8 @@ class Model(EditableModel):
             {'y': array([[0., 1., 2., 3.],
                          [4., 5., 6., 7.]], dtype=float32)}
         """
+        from geutil.model.batch_size import size_change
+
         return size_change.set_batch_size(
             self, size, inputs=inputs, samples=samples, verify=verify
         )
@@ -1002,6 +1022,8 @@ class Model(EditableModel):
             >>> bool(result)
             False
         """
+        from geutil.model import comparison
+
         return comparison.compare(
             self, other, inputs, samples=samples, rtol=rtol, atol=atol
         )

@@ -26,7 +26,6 @@ from geutil.model import programs
 from geutil.model.core import EditableModel, M
 from geutil.model.programs import ModelProgram, fresh_name, legal_name, rename_nodes
 from geutil.model.shared_state import SharedState
-from geutil.rewrite import Match, Op, Rule, rewrite
 from geutil.select import names
 from geutil.select.queries import select_ops
 
@@ -247,6 +246,9 @@ Replacement = str | Callable[..., Any]
 
 def replace_op(model: M, ops: Any, replacement: Replacement) -> M:
     """Return a model with some ops replaced; see `Model.replace_op`."""
+    # Cutting and renaming do not rewrite.
+    from geutil.rewrite import Match, Op, Rule, rewrite
+
     selected = frozenset(op.name for op in _selected(model, ops))
     result = model.derived(model.program())
     op_names = {op.name for op in result.graph.get_operations()}

@@ -321,6 +321,44 @@ def test_damaged_keras_files_are_refused(tmp_path):
     assert found(config=odd, metadata="7").version == ""
 
 
+WITHOUT_TENSORFLOW = """
+import json, sys
+from geutil.errors import ModelError
+from geutil.model import inspect
+found = []
+for path in sys.argv[1:]:
+    try:
+        found.append(str(inspect(path)))
+    except ModelError as error:
+        found.append(str(error))
+assert "tensorflow" not in sys.modules
+print(json.dumps(found))
+"""
+
+
+def test_hdf5_files_are_read_alike_before_tensorflow_starts(tmp_path):
+    """There the reader is a copy of the process, and here a process of its own."""
+    inputs = tf.keras.Input([3])
+    whole = tf.keras.Model(inputs, tf.keras.layers.Dense(2)(inputs))
+    whole.save(tmp_path / "whole.h5")
+    data = (tmp_path / "whole.h5").read_bytes()
+    (tmp_path / "cut off.h5").write_bytes(data[: len(data) // 2])
+    (tmp_path / "foreign.h5").write_bytes(b"no file of this kind")
+    paths = [str(tmp_path / name) for name in ("whole.h5", "cut off.h5", "foreign.h5")]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TENSORFLOW, *paths],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    expected = [str(inspect(paths[0]))]
+    for path in paths[1:]:
+        with pytest.raises(ModelError, match="no whole HDF5 file") as refused:
+            inspect(path)
+        expected.append(str(refused.value))
+    assert json.loads(done.stdout) == expected
+
+
 def test_what_is_no_model_is_refused(tmp_path, keras_file):
     data = keras_file.read_bytes()
     (tmp_path / "a.keras").write_bytes(data[:200])
