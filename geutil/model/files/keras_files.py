@@ -85,6 +85,7 @@ def read_hdf5(file: Path, entries: tuple[str, ...] = ()) -> Hdf5File:
 def _read_elsewhere(
     file: Path, entries: tuple[str, ...], changed: int, size: int
 ) -> Hdf5File:
+    """Return the facts that a reader found, and refuse a file that it did not read."""
     del changed, size
     what = f"'{file}': what it holds as weights" if entries else f"'{file}'"
     try:
