@@ -41,6 +41,12 @@ th, td { padding: .2rem .6rem; border-bottom: 1px solid light-dark(#d9dee5, #333
   text-align: right; }
 th:first-child, td:first-child { text-align: left; overflow-wrap: anywhere; }
 .bits { color: light-dark(#b34700, #ff9a5c); font-weight: 600; }
+/* On a phone the name of a layer has a line of its own above its numbers. */
+@media (max-width: 40rem) {
+  tr { display: grid; grid-template-columns: repeat(var(--numbers), minmax(0, 1fr)); }
+  th, td { padding: .2rem; font-size: .75rem; overflow-wrap: anywhere; }
+  th:first-child, td:first-child { grid-column: 1 / -1; border-bottom: 0; }
+}
 """
 
 
@@ -171,7 +177,7 @@ def _table(plan: BitPlan) -> Iterator[str]:
     options = sorted({o.bits for layer in plan.layers for o in layer.options})
     heads = ["layer", "type", "weights", "bits", "bytes"]
     heads += [f"{each} bits, alone / with others, dB" for each in options]
-    yield "<table><thead><tr>"
+    yield f'<table style="--numbers: {len(heads) - 1}"><thead><tr>'
     yield "".join(f"<th>{head}</th>" for head in heads)
     yield "</tr></thead><tbody>"
     for layer in plan.layers:

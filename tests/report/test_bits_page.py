@@ -99,3 +99,21 @@ def test_a_notebook_lists_the_layers():
     shown = plan()._repr_html_()
     assert "70 bytes of weights" in shown
     assert "<script" not in shown
+
+
+def test_long_names_fit_any_width(tabs, tmp_path):
+    op = "functional_1/sep0_1/separable_conv2d/depthwise"
+    options = (BitOption(4, 72, 0.01, 0.03), BitOption(8, 144, 0.001, 0.004))
+    layer = LayerBits((op,), "DepthwiseConv2dNative", 144, 4, options)
+    page = report.bits(BitPlan("int8", "", (layer,), (), 72, 144, 0.1, 0.1, 0))
+    path = page.save(tmp_path / "bits.html")
+    _, new_tab = tabs
+    tab = new_tab()
+    tab.goto(path.as_uri())
+    for width in (390, 1280):
+        tab.set_viewport_size({"width": width, "height": 900})
+        assert tab.evaluate("document.documentElement.scrollWidth") <= width
+        # Three lines at most, where a phone showed one letter a line.
+        name = tab.get_by_role("cell", name=op).bounding_box()
+        assert name["height"] < 80
+    tab.close()
