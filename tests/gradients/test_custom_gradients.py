@@ -174,7 +174,7 @@ def by_speed(y, x, kept):
     return gradients_speed(y, x, min_checkpoint_size=0)
 
 
-def test_a_loop_whose_body_has_a_closure_is_explained():
+def test_a_loop_whose_body_has_a_closure_is_explained(control_flow_v2):
     with tf.Graph().as_default():
         x = tf.ones([64, 64])
         turn = lambda i, a: (i + 1, tf.nn.silu(a @ x))  # noqa: E731

@@ -206,7 +206,9 @@ def test_a_gradient_waits_for_what_comes_in_as_the_original_does(elsewhere):
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("kind", ["loop", "branch", "outside"])
-def test_gradients_in_bodies_read_the_bodies_of_the_copy(kind, elsewhere):
+def test_gradients_in_bodies_read_the_bodies_of_the_copy(
+    kind, elsewhere, control_flow_v2
+):
     def in_loop(layer, x):
         turn = lambda i, a: (i + 1, layer(a))  # noqa: E731
         return tf.while_loop(lambda i, a: i < 3, turn, [0, x], maximum_iterations=3)[1]
