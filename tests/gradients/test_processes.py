@@ -10,7 +10,8 @@ from tests.processes import check_in_a_process
 from tests.thorough import chosen
 
 HERE = Path(__file__).parent
-# What is run with which environment.
+POOLS = "test_what_a_pool_expands_to_is_not_held_through_the_step"
+# Tests and the environment of their process.
 PROCESSES = {
     "two_devices": (["apart/test_two_devices.py"], {VARIABLE: "two_devices"}),
     "two_devices, planned and wrapped": (
@@ -22,11 +23,22 @@ PROCESSES = {
         {VARIABLE: "two_devices", "TF_ENABLE_ONEDNN_OPTS": "0"},
     ),
     "scratch, oneDNN off": (
-        ["../memory/test_cpu.py", "../batchnorm/test_groups.py"],
+        ["../memory/test_cpu.py"],
+        {"TF_ENABLE_ONEDNN_OPTS": "0"},
+    ),
+    "groups, oneDNN off": (
+        ["../batchnorm/test_groups.py"],
         {"TF_ENABLE_ONEDNN_OPTS": "0"},
     ),
     "determinism": (["apart/test_determinism.py"], {VARIABLE: "determinism"}),
-    "XLA": (["apart/test_peaks_under_xla.py"], {VARIABLE: "xla"}),
+    "XLA, wrapped": (
+        ["apart/test_peaks_under_xla.py::test_the_peak_falls"],
+        {VARIABLE: "xla"},
+    ),
+    "XLA, pools": (
+        [f"apart/test_peaks_under_xla.py::{POOLS}"],
+        {VARIABLE: "xla"},
+    ),
     "oneDNN off": (["test_optimizers.py"], {"TF_ENABLE_ONEDNN_OPTS": "0"}),
     "version 1": (
         [
@@ -45,7 +57,15 @@ PROCESSES = {
 
 @pytest.mark.skipif(settings.V1, reason="this is such a process")
 @pytest.mark.parametrize(
-    "name", chosen(PROCESSES, "two_devices", "scratch, oneDNN off", "XLA")
+    "name",
+    chosen(
+        PROCESSES,
+        "two_devices",
+        "scratch, oneDNN off",
+        "groups, oneDNN off",
+        "XLA, wrapped",
+        "XLA, pools",
+    ),
 )
 def test_the_tests_pass(name):
     files, variables = PROCESSES[name]
