@@ -20,10 +20,9 @@ from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.loops import find_loops
 from geutil.gradients.planning import Budget, BudgetSearch, Plan, PlanCurve, make_plan
 from geutil.gradients.policies import NamedPolicy, Policy, name_of_policy
-from geutil.gradients.prediction import program_of
 from geutil.gradients.preparation import Prepared, keep_all, prepare
 from geutil.gradients.report import Report, publish
-from geutil.gradients.segments import plan_recomputation
+from geutil.gradients.segments import plan_recomputation, program_of
 from geutil.gradients.step import require_targets
 from geutil.gradients.tape.engine import TapeEngine
 from geutil.graph import creation, runtime

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.gradients import barriers, segments
+from geutil.gradients import barriers
 from geutil.gradients.barriers import (
     ControlDelays,
     DataDelays,
@@ -18,14 +18,18 @@ from geutil.gradients.barriers import (
     limit_sending,
     send_once,
 )
-from geutil.gradients.segments import SCOPE, Recomputation, name_of_copy, name_of_sent
 from geutil.gradients.step import (
+    RECOMPUTED,
     Edits,
     PlainStep,
+    Recomputation,
     changed,
     edits_of,
     first_results,
+    is_left_to_chance,
     long_sums,
+    name_of_copy,
+    name_of_sent,
     order_of_addition,
     tensors_of,
     with_replaced,
@@ -160,7 +164,7 @@ def _run_pools_in_time(step: PlainStep) -> PlainStep:
             for r in adjacency.consumers(output)
             for i in adjacency.input_indices(r, output)
         ]
-        with creation.neutral(step.graph), step.graph.name_scope(f"{SCOPE}/"):
+        with creation.neutral(step.graph), step.graph.name_scope(f"{RECOMPUTED}/"):
             replaced[op] = barriers.run_in_time(op)
         make_edits(edits_of(dict.fromkeys(reads, replaced[op]), {}))
     return with_replaced(step, first_results(replaced))
@@ -236,9 +240,9 @@ class Copies:
         kept = IdentityMap((t, t) for t in (*read, *back))
         options = {"reuse_dst_scope": True, "keep_control_inputs": False}
         self._infos = [
-            copy_replacing(make_view(ops), kept, plan.step.graph, SCOPE, "", **options)[
-                1
-            ]
+            copy_replacing(
+                make_view(ops), kept, plan.step.graph, RECOMPUTED, "", **options
+            )[1]
             for ops in turns
         ]
 
@@ -335,7 +339,7 @@ def move_gradients(
     copies: list[Operation] = []
     if ops:
         _, info = copy_replacing(
-            make_view(ops), there, graph, SCOPE, "", reuse_dst_scope=True
+            make_view(ops), there, graph, RECOMPUTED, "", reuse_dst_scope=True
         )
         copies = list(map(info.transformed, ops))
         there.update((t, info.transformed(t)) for op in ops for t in op.outputs)
@@ -404,12 +408,12 @@ def keep_apart(
             if len(before.get(t, ())) < 2:
                 continue
             if len(after.get(t, ())) == 1:
-                apart = make_stand_in(t, segments.SCOPE, "apart")
+                apart = make_stand_in(t, RECOMPUTED, "apart")
                 add_control_edges(later, [apart.op])
             readers = after.get(copied, ())
             # oneDNN computes the gradient of a pool that it reads itself.
             if len(readers) == 1 and "PoolGrad" not in readers[0][0].type:
-                apart = make_stand_in(copied, segments.SCOPE, "apart")
+                apart = make_stand_in(copied, RECOMPUTED, "apart")
                 set_new_input(*readers[0], apart)
 
 
@@ -440,7 +444,7 @@ def pin_sum_inputs(
         for op, later in copies
         for output in op.outputs
         for t, sum_ in _reads(output, before)
-        if segments.is_left_to_chance(sum_) and sum_ not in backward
+        if is_left_to_chance(sum_) and sum_ not in backward
         # With plain gradients the backward pass holds its input.
         if any(reader in backward for _, reader in _reads(output, before))
     }
@@ -451,8 +455,8 @@ def pin_sum_inputs(
         if len(readers) == 1 and readers[0][0].type in JOINED:
             continue
         if total not in added:
-            added[total] = make_stand_in(total, segments.SCOPE, "added")
-        holder = make_stand_in(t, segments.SCOPE, "held").op
+            added[total] = make_stand_in(total, RECOMPUTED, "added")
+        holder = make_stand_in(t, RECOMPUTED, "held").op
         add_control_edges(holder, [added[total].op])
         add_control_edges(later, [holder])
 

@@ -24,15 +24,15 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.gradients.segments import (
+from geutil.gradients.step import (
     PLACES_TO_WAIT,
-    SCOPE,
+    RECOMPUTED,
+    PlainStep,
     Recomputation,
     Segment,
+    forwarded_op,
     is_parameter,
-    source_of,
 )
-from geutil.gradients.step import PlainStep
 from geutil.gradients.step_order import add_order_dependency, place_to_wait
 from geutil.graph import adjacency, creation, runtime, state, types, v1_control_flow
 from geutil.graph.types import (
@@ -340,7 +340,7 @@ class ControlDelays:
         """Return stand-ins for tensors, each with its source, behind a gate."""
         stand_ins = MutableIdentityMap[Tensor]()
         for t, source in earlier:
-            waiting = creation.make_stand_in(t, SCOPE, "barrier", reads=source)
+            waiting = creation.make_stand_in(t, RECOMPUTED, "barrier", reads=source)
             creation.add_control_edges(waiting.op, [self.gates[stage]])
             stand_ins[t] = waiting
         return stand_ins
@@ -350,7 +350,11 @@ def _gate(graph: Graph, awaited: Sequence[Operation]) -> Operation:
     """Return the op behind which a segment begins."""
     # A control edge from another machine is a transfer.
     device = next((op.device for op in awaited if op.device), "")
-    with creation.neutral(graph), graph.name_scope(f"{SCOPE}/"), graph.device(device):
+    with (
+        creation.neutral(graph),
+        graph.name_scope(f"{RECOMPUTED}/"),
+        graph.device(device),
+    ):
         gate = tf.raw_ops.NoOp(name="gate")
     creation.add_control_edges(gate, awaited)
     return gate
@@ -367,7 +371,7 @@ def _delayed(segment: Segment) -> IdentitySet:
             numbers = [
                 t
                 for t in op.inputs
-                if not (t.dtype.is_integer and source_of(t.op).type == "Const")
+                if not (t.dtype.is_integer and forwarded_op(t.op).type == "Const")
             ]
             delayed.add([*numbers, op.inputs[PLACES_TO_WAIT.get(op.type, 0)]][0])
     return delayed
@@ -403,7 +407,7 @@ class DataDelays:
     def _barrier(self, segment: Segment, tensors: Sequence[Tensor]) -> list[Tensor]:
         after = [t for op in segment.awaited for t in op.outputs if can_wait(t)]
         graph = self._plan.step.graph
-        with creation.neutral(graph), graph.name_scope(f"{SCOPE}/"):
+        with creation.neutral(graph), graph.name_scope(f"{RECOMPUTED}/"):
             return data_barrier(tensors, after)
 
     def after(

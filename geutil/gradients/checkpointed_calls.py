@@ -34,8 +34,8 @@ from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.preparation import Prepared, keep_all
 from geutil.gradients.report import publish
-from geutil.gradients.segments import Recomputation, plan_recomputation
-from geutil.gradients.step import PlainStep, build_step
+from geutil.gradients.segments import plan_recomputation
+from geutil.gradients.step import PlainStep, Recomputation, build_step
 from geutil.graph import (
     adjacency,
     creation,

@@ -21,9 +21,8 @@ from geutil.gradients.encodings import Encoder, Encoding, EncodingPlan, plan_enc
 from geutil.gradients.loops import Loop, Rebuilt, find_loops, rebuild
 from geutil.gradients.planning import Budget, BudgetSearch, Plan, planned_recomputation
 from geutil.gradients.policies import Policy, name_of_policy
-from geutil.gradients.prediction import StepProgram, program_of
-from geutil.gradients.segments import Recomputation
-from geutil.gradients.step import PlainStep
+from geutil.gradients.segments import StepProgram, program_of
+from geutil.gradients.step import PlainStep, Recomputation, is_parameter, why_kept
 from geutil.graph import adjacency, runtime, types
 from geutil.graph.types import GivenShapes, Graph, IdentityMap, IdentitySet, Tensor
 from geutil.memory import sizes
@@ -136,7 +135,7 @@ class AlwaysKept:
         self._known: dict[int, str | None] = {}
         read = IdentitySet(read.tensor for read in step.edges.reads)
         self._negligible = sizes.negligible_bytes(
-            tensor_bytes(t) for t in read if not segments.is_parameter(t.op)
+            tensor_bytes(t) for t in read if not is_parameter(t.op)
         )
 
     def __call__(self, tensor: Tensor) -> bool:
@@ -153,7 +152,7 @@ class AlwaysKept:
     def _find(self, tensor: Tensor) -> str | None:
         if tensor.op in self._given or not self._step.covers(tensor.op):
             return "it is given"
-        reason = segments.why_kept(tensor.op)
+        reason = why_kept(tensor.op)
         # How much a variant leads to is unknown: to a loop's stack, for one.
         unknown = sizes.known_dims(tensor) is None or tensor.dtype == tf.variant
         if reason is not None or unknown:

@@ -23,13 +23,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.gradients import segments
 from geutil.gradients.apply import make_edits
 from geutil.gradients.step import (
     PlainStep,
     TensorRead,
     edits_of,
     first_results,
+    is_parameter,
     renewed,
     tensors_of,
     with_edited_backward,
@@ -192,7 +192,7 @@ def _buffer_of(tensor: Tensor) -> Tensor:
 def _is_held_anyway(step: PlainStep, buffer: Tensor) -> bool:
     """Return whether a buffer is held throughout, whatever reads it."""
     op = buffer.op
-    held = cpu.is_held(op) or segments.is_parameter(op)
+    held = cpu.is_held(op) or is_parameter(op)
     return held or not step.covers(op) or op in step.seeds
 
 
@@ -281,7 +281,7 @@ def _compact(tensor: Tensor, reads: Iterable[TensorRead]) -> str | None:
     op = tensor.op
     if any(read.tensor is not tensor for read in reads):
         return None
-    if op.type == "Cast" and not segments.is_parameter(op):
+    if op.type == "Cast" and not is_parameter(op):
         source = op.inputs[0].dtype
         exact = source.is_bool or source.is_integer or source.is_floating
         return _NARROW if exact and source.size < tensor.dtype.size else None

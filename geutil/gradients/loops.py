@@ -21,8 +21,7 @@ import tensorflow as tf
 from geutil.bodies.function_bodies import OpenedFunction, open_function
 from geutil.errors import PlanError, TransformError
 from geutil.gradients.planning.cuts import least_cut
-from geutil.gradients.segments import why_kept
-from geutil.gradients.step import PlainStep
+from geutil.gradients.step import PlainStep, why_kept
 from geutil.graph import (
     adjacency,
     creation,

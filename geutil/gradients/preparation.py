@@ -25,12 +25,12 @@ from geutil.gradients.choices import (
 )
 from geutil.gradients.encodings import Encoder, halve
 from geutil.gradients.planning import Budget
-from geutil.gradients.prediction import program_of
 from geutil.gradients.report import Report, make_report, with_halved
-from geutil.gradients.segments import Recomputation, plan_recomputation
+from geutil.gradients.segments import plan_recomputation, program_of
 from geutil.gradients.step import (
     Edits,
     PlainStep,
+    Recomputation,
     build_step,
     require_targets,
     tensors_of,

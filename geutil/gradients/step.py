@@ -1,4 +1,4 @@
-"""A training step as TensorFlow would build it: forward ops and backward ops.
+"""A training step: forward ops, backward ops, and the segments that may run again.
 
 The backward graph is TensorFlow's own, built by one call of its gradients, or that of a
 tape. Later edits that save memory only change which tensors that graph reads.
@@ -16,20 +16,28 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.tape.engine import TapeEngine, tape_gradients
 from geutil.graph import adjacency, creation, runtime, state, types, v1_control_flow
+from geutil.graph.op_types import types_in
 from geutil.graph.types import (
     Graph,
     IdentityMap,
+    IdentitySet,
     Operation,
     Tensor,
+    is_reference,
+    is_stateful,
     is_tensor,
     type_name,
     unique,
 )
 from geutil.graph.walks import closure
 from geutil.memory.kernels import cpu
+from geutil.memory.kernels.cpu import is_held, passes_on
 from geutil.memory.read import Called, calls_of
 from geutil.memory.times import Times, op_times
 from geutil.select.walks import get_backward_walk_ops
+
+RECOMPUTED = "recomputed"
+"""The scope of ops that run again."""
 
 
 class LoopEdit(Protocol):
@@ -194,6 +202,173 @@ class PlainStep:
     def start(self) -> int:
         """The creation index from which on gradients were built."""
         return min(map(adjacency.creation_index, self.seeds), default=0)
+
+
+PARAMETERS = frozenset(("Const", "ReadVariableOp", "VariableV2", "Variable"))
+"""Types of ops that yield variables and constants."""
+
+_GIVEN = PARAMETERS | types_in(
+    "IteratorGetNext Placeholder PlaceholderWithDefault VarHandleOp _Arg"
+)
+
+_PRIMITIVE_FLOW = frozenset(
+    prefix + name
+    for prefix in ("", "Ref")
+    for name in ("Enter", "Exit", "Merge", "Switch", "NextIteration")
+) | {"LoopCond"}
+
+
+def why_kept(op: Operation) -> str | None:
+    """Return why an op cannot be run again, or None if it can."""
+    if op.type in _GIVEN or not op.inputs:
+        return "it is given"
+    if is_stateful(op):
+        # Side effects happen once: random draws, assignments, prints, queues.
+        return f"a {op.type} must run only once"
+    if any(is_reference(t) for t in op.inputs):
+        # TensorFlow does not call the assignments of version 1 stateful.
+        return "it reads or changes a variable of version 1"
+    if op.type in _PRIMITIVE_FLOW or v1_control_flow.is_inside(op):
+        return "it belongs to a loop or conditional of version 1"
+    if is_held(forwarded_op(op)):
+        return "it is given"
+    if runtime.is_determinism_enabled() and is_left_to_chance(op):
+        return "the order in which it adds is left to chance"
+    return None
+
+
+def forwarded_op(op: Operation) -> Operation:
+    """Return the op whose first output an op forwards; itself if it forwards none."""
+    # A read of a version 1 variable is an Identity that forwards the variable's buffer.
+    while passes_on(op.type) and op.type not in _PRIMITIVE_FLOW:
+        op = op.inputs[0].op
+    return op
+
+
+PLACES_TO_WAIT = {
+    "EmptyTensorList": 1,
+    "StatelessRandomNormalV2": 1,
+    "StatelessRandomUniformV2": 1,
+    "TensorListReserve": 1,
+}
+"""Where ops that read only integers can wait: inputs that are no shape."""
+
+
+def is_parameter(op: Operation) -> bool:
+    """Return whether an op yields a variable or constant, or forwards one."""
+    return forwarded_op(op).type in PARAMETERS
+
+
+def is_left_to_chance(op: Operation) -> bool:
+    """Return whether TensorFlow may add an op's inputs in any order."""
+    return (
+        op.type == "AddN"
+        and len(op.inputs) > 2
+        and bool(op.outputs[0].dtype.is_floating or op.outputs[0].dtype.is_complex)
+        # XLA has an order of its own, always the same.
+        and not runtime.is_compiled_by_xla(op.graph)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Forward ops that are run again together, in topological order."""
+
+    ops: tuple[Operation, ...]
+    # The kept tensors that they read, and who reads their results.
+    kept: tuple[Tensor, ...]
+    reads: tuple[TensorRead, ...]
+    # Where backward ops of the same time read kept tensors as they are.
+    direct: tuple[TensorRead, ...]
+    # The ops that must have run before: then nothing of the segment before is held.
+    awaited: tuple[Operation, ...]
+    # For those of `kept` that have run again before, the segment that is read.
+    sources: IdentityMap[int] = field(default_factory=IdentityMap)
+    # Those of `ops` that do not run: their results come back from another device.
+    fetched: frozenset[Operation] = frozenset()
+    # The kept tensors that come back from there, each with the segment at whose gate
+    # that begins; -1 is the beginning of the backward pass.
+    returned: IdentityMap[int] = field(default_factory=IdentityMap)
+
+    @cached_property
+    def originals(self) -> tuple[Tensor, ...]:
+        """The kept tensors that are those of the forward pass."""
+        return tuple(t for t in self.kept if t not in self.sources)
+
+    @property
+    def needed(self) -> tuple[Tensor, ...]:
+        """The kept tensors that they, or the backward pass at their time, read."""
+        return (*self.originals, *(read.tensor for read in self.direct))
+
+
+def name_of_copy(op: Operation, turn: int) -> str:
+    """Return a program's name of an op's copy, after it has run again `turn` times."""
+    # No op has a colon in its name.
+    return f"{RECOMPUTED}/{op.name}:{turn}" if turn else f"{RECOMPUTED}/{op.name}"
+
+
+def name_of_sent(op: Operation) -> str:
+    """Return a program's name of the op that sends a result to another device."""
+    return f"{RECOMPUTED}/{op.name}:sent"
+
+
+@dataclass(frozen=True, eq=False)
+class Recomputation:
+    """The ops of a step that are recomputed, by segments."""
+
+    step: PlainStep
+    # The forward tensors that the backward pass reads, or others are recomputed from,
+    # in graph order.
+    kept: tuple[Tensor, ...]
+    # In the order in which the backward pass needs them.
+    segments: tuple[Segment, ...]
+    # The last segment that each backward op comes after, or -1.
+    stages: Mapping[Operation, int] = field(default_factory=dict)
+    # The places of ops and copies in a schedule, by a program's names of them.
+    places: Mapping[str, int] = field(default_factory=dict)
+    # The ops whose results wait on another device instead of running again, each with
+    # how long its result is on the way there, or back.
+    fetched: Mapping[Operation, float] = field(default_factory=dict)
+
+    @property
+    def offloaded(self) -> list[Tensor]:
+        """The kept tensors that wait on another device."""
+        return list(IdentitySet(t for s in self.segments for t in s.returned))
+
+    @property
+    def transfer_time(self) -> float:
+        """How long results are on the way to another device and back, all in all."""
+        back = (self.fetched[op] for s in self.segments for op in s.fetched)
+        return sum(self.fetched.values()) + sum(back)
+
+    def extra_time(self, time_of: Times) -> float:
+        """Return the time of ops that run again and of transfers."""
+        return sum(map(time_of, self.run_again)) + self.transfer_time
+
+    def extra_share(self, time_of: Times) -> float:
+        """Return the extra time as a fraction of the plain step's time."""
+        return self.extra_time(time_of) / (sum(map(time_of, self.step.ops())) or 1.0)
+
+    @cached_property
+    def run_again(self) -> tuple[Operation, ...]:
+        """The ops that run again, each as often as it does."""
+        # A helper that gradient functions made of forward tensors alone, and whose
+        # copies alone are read, does not run itself: one of its copies is not again.
+        is_helper = self.step.is_helper
+        copied = [op for s in self.segments for op in s.ops if op not in s.fetched]
+        helpers = set(filter(is_helper, copied))
+        ends = (t.op for t in self.kept) if helpers else ()
+        as_they_are = closure(
+            ends, lambda op: (t.op for t in op.inputs if is_helper(t.op))
+        )
+        moved = helpers - as_they_are.keys()
+        again = []
+        for op in copied:
+            if op in moved:
+                moved.remove(op)
+            else:
+                again.append(op)
+        return tuple(again)
 
 
 def build_step(

@@ -19,8 +19,8 @@ from typing import TypeAlias
 
 import tensorflow as tf
 
-from geutil.gradients import segments
-from geutil.gradients.prediction import executed
+from geutil.gradients.segments import executed
+from geutil.gradients.step import PLACES_TO_WAIT, is_parameter
 from geutil.graph import (
     adjacency,
     creation,
@@ -331,8 +331,8 @@ def place_to_wait(op: Operation) -> int | None:
     """Return the input of an op on which it can wait, or None."""
     # Grappler joins sums, and products with constants or beside such; an op between
     # them would change how they round. So they wait on inputs that are neither.
-    if op.type in segments.PLACES_TO_WAIT:
-        return segments.PLACES_TO_WAIT[op.type]
+    if op.type in PLACES_TO_WAIT:
+        return PLACES_TO_WAIT[op.type]
     if op.type in _NEVER_WAIT:
         return None
     places = [i for i, t in enumerate(op.inputs) if _has_values(t)]
@@ -341,7 +341,7 @@ def place_to_wait(op: Operation) -> int | None:
     # The first, of parameters only if there is nothing else.
     return min(
         places,
-        key=lambda i: segments.is_parameter(op.inputs[i].op),
+        key=lambda i: is_parameter(op.inputs[i].op),
         default=None,
     )
 

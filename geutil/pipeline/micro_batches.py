@@ -12,8 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import PredictionError
-from geutil.gradients.segments import SCOPE as RECOMPUTED
-from geutil.gradients.step import as_list, source_of, tensors_of
+from geutil.gradients.step import RECOMPUTED, as_list, source_of, tensors_of
 from geutil.gradients.tape.entries import aggregate
 from geutil.graph import creation, runtime, state, types
 from geutil.graph.placement import colocation_names

@@ -19,9 +19,14 @@ from geutil.gradients.planning.cuts import (
     measure_stretches,
     read_forward,
 )
-from geutil.gradients.prediction import StepProgram, Updates, program_of
-from geutil.gradients.segments import Keeps, Recomputation, plan_recomputation
-from geutil.gradients.step import PlainStep
+from geutil.gradients.segments import (
+    Keeps,
+    StepProgram,
+    Updates,
+    plan_recomputation,
+    program_of,
+)
+from geutil.gradients.step import PlainStep, Recomputation
 from geutil.graph import runtime
 from geutil.graph.types import Tensor
 from geutil.memory.sizes import tensor_bytes

@@ -12,13 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from geutil.errors import PlanError
-from geutil.gradients.segments import (
+from geutil.gradients.segments import scheduled_recomputation
+from geutil.gradients.step import (
+    PlainStep,
     Recomputation,
     name_of_copy,
     name_of_sent,
-    scheduled_recomputation,
+    tensors_of,
 )
-from geutil.gradients.step import PlainStep, tensors_of
 from geutil.graph import runtime, walks
 from geutil.graph.types import Operation
 from geutil.memory.timeline import drawn_axes

@@ -23,9 +23,14 @@ import tensorflow as tf
 from geutil.errors import PlanError
 from geutil.gradients import segments
 from geutil.gradients.planner.problem import Problem
-from geutil.gradients.prediction import StepProgram
-from geutil.gradients.segments import Keeps, Recomputation
-from geutil.gradients.step import PlainStep
+from geutil.gradients.segments import Keeps, StepProgram
+from geutil.gradients.step import (
+    PlainStep,
+    Recomputation,
+    is_parameter,
+    name_of_copy,
+    name_of_sent,
+)
 from geutil.gradients.step_order import place_to_wait
 from geutil.graph import v1_control_flow
 from geutil.graph.op_types import VALUE_BLIND
@@ -71,7 +76,7 @@ class StepProblem:
             for op in self.ops[node]:
                 late = bool(bursts_before)
                 if node in ran or self._needs_copy(op, node, copies, late=late):
-                    places[segments.name_of_copy(op, copies[op])] = place
+                    places[name_of_copy(op, copies[op])] = place
                     copies[op] += 1
                     bursts[-1].append(op)
                 elif op.type not in VALUE_BLIND:
@@ -84,7 +89,7 @@ class StepProblem:
                 ran.add(node)
         if not bursts[-1]:
             del bursts[-1]
-        places |= {segments.name_of_sent(op): places[op.name] for op in fetched}
+        places |= {name_of_sent(op): places[op.name] for op in fetched}
         plan = segments.scheduled_recomputation(
             self.step, bursts, bursts_before, fetched
         )
@@ -414,7 +419,7 @@ def _behind(problem: StepProblem, node: int) -> tuple[Operation, ...] | None:
         if op is result or not any(t.op in shown for t in op.inputs):
             continue
         others = (t.op for t in op.inputs if t.op not in shown)
-        if any(o in members or not segments.is_parameter(o) for o in others):
+        if any(o in members or not is_parameter(o) for o in others):
             return None
         shown[op] = None
     return tuple(shown)

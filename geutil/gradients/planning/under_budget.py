@@ -29,9 +29,8 @@ from geutil.gradients.planning.step_problem import (
     travel_times,
     with_transfers,
 )
-from geutil.gradients.prediction import Updates, program_of
-from geutil.gradients.segments import Keeps, Recomputation
-from geutil.gradients.step import PlainStep
+from geutil.gradients.segments import Keeps, Updates, program_of
+from geutil.gradients.step import PlainStep, Recomputation
 from geutil.graph.placement import kind_of, planned_for
 from geutil.graph.types import Tensor
 from geutil.memory.read import device_of

@@ -10,7 +10,7 @@ from geutil.gradients.planning.cuts import (
     measure_stretches,
     read_forward,
 )
-from geutil.gradients.prediction import StepProgram
+from geutil.gradients.segments import StepProgram
 from geutil.gradients.step import build_step
 from tests.gradients.planning.graphs import chain_step, random_step
 from tests.thorough import some

@@ -20,7 +20,7 @@ from geutil.gradients.planning.least_peak import (
     cut_within,
     least_budget,
 )
-from geutil.gradients.prediction import StepProgram
+from geutil.gradients.segments import StepProgram
 from geutil.gradients.step import build_step
 from tests.call_counts import count_calls
 from tests.gradients.networks import SMALL, trace_forward

@@ -15,8 +15,7 @@ from geutil.gradients.choices import AlwaysKept
 from geutil.gradients.planner import solve
 from geutil.gradients.planning.least_peak import Trials
 from geutil.gradients.planning.step_problem import step_problem
-from geutil.gradients.prediction import StepProgram
-from geutil.gradients.segments import recomputable, scheduled_recomputation
+from geutil.gradients.segments import StepProgram, recomputable, scheduled_recomputation
 from geutil.gradients.step import build_step
 from tests.gradients.checking import assert_close, assert_same, measured_peak, run
 from tests.gradients.networks import convolution
