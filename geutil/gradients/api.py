@@ -61,7 +61,7 @@ def gradients(
 
     With `tf.config.experimental.enable_op_determinism` the results are those of
     `tf.gradients` to the last bit, unless Grappler joins constants in another order
-    (see `geutil.gradients.apply`), and as far as `tf.gradients` is reproducible:
+    (see `geutil.gradients.construction`), and as far as `tf.gradients` is reproducible:
     TensorFlow may add three or more tensors in an order that depends on chance (see
     there, too). Otherwise the step also runs in a low-memory order, and adds gradients
     as they arrive: rounded like TensorFlow's with Grappler or, where forward ops have

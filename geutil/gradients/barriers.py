@@ -27,14 +27,12 @@ from geutil.errors import ArgumentTypeError
 from geutil.gradients.step import (
     PLACES_TO_WAIT,
     RECOMPUTED,
-    PlainStep,
     Recomputation,
     Segment,
     forwarded_op,
     is_parameter,
 )
-from geutil.gradients.step_order import add_order_dependency, place_to_wait
-from geutil.graph import adjacency, creation, runtime, state, types, v1_control_flow
+from geutil.graph import adjacency, creation, types, v1_control_flow
 from geutil.graph.types import (
     Graph,
     IdentityMap,
@@ -104,39 +102,6 @@ def bring_back(
             awaited = [gates[begin]] if begin >= 0 else list(step.seeds)
             returned[stage][t] = fetch(t, away[t], awaited, offload.device)
     return list(returned)
-
-
-def limit_sending(
-    step: PlainStep, sent: Iterable[tuple[Tensor, Tensor]], *, when_complete: bool
-) -> None:
-    """Delay the forward pass until `sent` tensors have arrived."""
-    # To be called when all copies are made, which would read the ops' waits. A GPU's
-    # ops are enqueued far ahead of those that it runs, and a tensor that is sent is
-    # held until its copy has ended. So the op that makes another one waits, or its
-    # first reader that can. Nothing waits in a graph that a Session runs: who asks for
-    # the ys alone would have all tensors sent. Nor with op determinism, where waiting
-    # would change roundings.
-    if not types.is_func_graph(step.graph) or runtime.is_determinism_enabled():
-        return
-    pairs = sorted(sent, key=lambda pair: adjacency.creation_index(pair[0].op))
-
-    def wait(use: state.Use | None = None) -> None:
-        # Two may be on the way at once: meanwhile the device computes the ops between.
-        for (_, arrived), (t, there) in zip(pairs, pairs[2:], strict=False):
-            readers = (r for r in adjacency.consumers(t) if r is not there.op)
-            for op in (t.op, *filter(step.edges.forward.__contains__, readers)):
-                place = place_to_wait(op)
-                if place is not None:
-                    add_order_dependency(op, place, [arrived.op])
-                    break
-        # A graph can be complete more than once.
-        pairs.clear()
-
-    if when_complete:
-        # The order of the whole step is planned with these waits.
-        state.on_completion(step.graph, wait, ahead=True)
-    else:
-        wait()
 
 
 def send_once(tensor: Tensor, offload: Offload) -> Tensor:

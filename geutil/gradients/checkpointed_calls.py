@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.gradients import updates
-from geutil.gradients.apply import move_gradients
 from geutil.gradients.barriers import HOST, Offload, with_returns
 from geutil.gradients.choices import (
     MIN_CHECKPOINT_SIZE,
@@ -35,7 +34,13 @@ from geutil.gradients.policies import Policy
 from geutil.gradients.preparation import Prepared, keep_all
 from geutil.gradients.report import publish
 from geutil.gradients.segments import plan_recomputation
-from geutil.gradients.step import PlainStep, Recomputation, build_step
+from geutil.gradients.step import (
+    RECOMPUTED,
+    PlainStep,
+    Recomputation,
+    build_step,
+    tensors_of,
+)
 from geutil.graph import (
     adjacency,
     creation,
@@ -46,11 +51,20 @@ from geutil.graph import (
     types,
 )
 from geutil.graph.keras_calls import LosingLayer, losses_taken
-from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
+from geutil.graph.types import (
+    Graph,
+    IdentityMap,
+    IdentitySet,
+    MutableIdentityMap,
+    Operation,
+    Tensor,
+)
 from geutil.graph.walks import closure
 from geutil.memory import sizes
 from geutil.memory.sizes import tensor_bytes
+from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
+from geutil.transform.transformer import copy_replacing
 
 _logger = logging.getLogger("geutil")
 _FORWARD = (
@@ -429,7 +443,7 @@ class _Call:
             before = state.count_ops(self.graph)
             step = self._step(ys, xs, stand_ins)
         pairs = zip(stand_ins, grad_ys, strict=True)
-        gradients, moved = move_gradients(step, before, pairs, graph)
+        gradients, moved = _move_gradients(step, before, pairs, graph)
         if moved:
             runtime.keep_image_layouts(graph)
             updates.order_moved(graph, moved)
@@ -502,6 +516,52 @@ class _Call:
                 f"{keeping.mode} keeps no tensor of it: it holds what goes into it"
             )
         return inputs, whole
+
+
+def _move_gradients(
+    step: PlainStep,
+    before: int,
+    stand_in_gradients: Iterable[tuple[Tensor, Tensor]],
+    graph: Graph,
+) -> tuple[list[Any], list[Operation]]:
+    """Copy a backward pass made since `before` to another graph; return the copies."""
+    # The other graph, of a function, captures the forward tensors that the backward
+    # pass reads, and TensorFlow holds these for it: kept tensors, if the step
+    # recomputes others.
+    there = MutableIdentityMap(stand_in_gradients)
+    new_ops = frozenset(state.ops_since(step.graph, before))
+    late = closure(
+        step.seeds, lambda op: new_ops.intersection(adjacency.successors(op))
+    )
+
+    def is_copied(t: Tensor) -> bool:
+        return t not in there and (t.op in late or t.op.type == "Const")
+
+    wanted = tensors_of(step.gradients)
+    ops = get_backward_walk_ops(
+        list(filter(is_copied, wanted)),
+        within_ops_fn=lambda op: op in late or op.type == "Const",
+        stop_at_ts=list(there),
+        control_inputs=True,
+    )
+    for t in [*wanted, *(t for op in ops for t in op.inputs)]:
+        if t not in there and not is_copied(t):
+            there[t] = creation.capture(graph, t)
+    copies: list[Operation] = []
+    if ops:
+        _, info = copy_replacing(
+            make_view(ops), there, graph, RECOMPUTED, "", reuse_dst_scope=True
+        )
+        copies = list(map(info.transformed, ops))
+        there.update((t, info.transformed(t)) for op in ops for t in op.outputs)
+
+    def moved(t: Tensor | None) -> Tensor | None:
+        return None if t is None else there[t]
+
+    gradients = tf.nest.map_structure(
+        moved, list(step.gradients), expand_composites=True
+    )
+    return gradients, copies
 
 
 @dataclass(eq=False)

@@ -23,13 +23,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.gradients.apply import make_edits
 from geutil.gradients.step import (
     PlainStep,
     TensorRead,
     edits_of,
     first_results,
     is_parameter,
+    make_edits,
     renewed,
     tensors_of,
     with_edited_backward,

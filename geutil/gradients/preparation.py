@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
-import tensorflow as tf
-
 from geutil.errors import PlanError
-from geutil.gradients.apply import build_recomputation, edges_of, set_back
 from geutil.gradients.barriers import Offload, with_returns
 from geutil.gradients.choices import (
     BFLOAT16,
@@ -23,6 +20,7 @@ from geutil.gradients.choices import (
     refuse_mesh,
     resolve,
 )
+from geutil.gradients.construction import build_recomputation
 from geutil.gradients.encodings import Encoder, halve
 from geutil.gradients.planning import Budget
 from geutil.gradients.report import Report, make_report, with_halved
@@ -32,26 +30,24 @@ from geutil.gradients.step import (
     PlainStep,
     Recomputation,
     build_step,
+    edges_of,
+    let_out_when_read,
     require_targets,
+    set_back,
     tensors_of,
-    with_replaced,
 )
 from geutil.gradients.tape.engine import engine_of
 from geutil.graph import (
     adjacency,
     creation,
     function_calls,
-    op_types,
     placement,
     runtime,
     state,
     types,
-    v1_control_flow,
 )
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
-from geutil.graph.walks import closure
 from geutil.memory import sizes
-from geutil.memory.kernels.cpu import aliases
 from geutil.memory.read import device_of
 from geutil.select.walks import get_backward_walk_ops
 
@@ -295,95 +291,3 @@ class Replanning:
                 for place in adjacency.input_indices(user, old):
                     creation.set_new_input(user, place, new)
         return step, report
-
-
-# An update of a reference variable of version 1 is done in its buffer, which readers
-# share: `Identity` copies nothing. TensorFlow runs an update as soon as its gradient is
-# there, and later reads of the backward pass get the new value. So
-# `Optimizer.compute_gradients` gates gradients; here each waits for the readers of its
-# own variable in the step. So who fetches one such gradient runs these reads, too.
-# Reads of another call of `gradients` are not waited for, nor an argument that a
-# function returns as it is. Resource variables need none of this.
-
-_CALLING = op_types.LOOPS | op_types.BRANCHINGS | op_types.CALLS
-
-
-def let_out_when_read(step: PlainStep) -> PlainStep:
-    """Make gradients of reference variables wait for all reads of these in a step."""
-    pairs = zip(step.gradients, step.references, strict=True)
-    updated = [(g, r) for g, r in pairs if not (g is None or r is None)]
-    if not updated:
-        return step
-    ops = adjacency.topological_sort(step.ops())
-    needed = frozenset(ops)
-    awaitable = frozenset(v1_control_flow.unconditional(ops, exits=True))
-    makers = types.unique(t.op for t in tensors_of(step.gradients))
-    # Several variables may have one gradient.
-    reads: types.MutableIdentityMap[dict[Operation, None]] = types.MutableIdentityMap()
-    for gradient, reference in updated:
-        value = tensors_of([gradient])[0]
-        readers = list(_readers(reference, needed))
-        found = _behind(readers, needed, awaitable)
-        if not awaitable.issuperset(readers):
-            # In a loop other values of a turn may still be computed when one leaves it.
-            found += [op for op in makers if op in awaitable]
-        reads[value] = reads.get(value, {}) | dict.fromkeys(found)
-
-    @cache
-    def ends(op: Operation) -> list[Operation]:
-        """Return the ops to wait for in the place of one that may call a function."""
-        # Once TensorFlow has inlined a function, an op that waits for the call waits
-        # for its stateful ops alone; so all results are awaited.
-        if op.type not in _CALLING:
-            return [op]
-        with creation.surroundings_of(op):
-            return [tf.identity(t, "read").op for t in op.outputs]
-
-    let_out: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
-    for value, ops_behind in reads.items():
-        if value.op not in awaitable:
-            continue
-        awaited = [end for op in ops_behind if op is not value.op for end in ends(op)]
-        with (
-            creation.neutral(step.graph),
-            step.graph.device(value.op.device),
-            step.graph.control_dependencies(awaited),
-        ):
-            let_out[value] = tf.identity(value, f"{value.op.name}_read")
-    return with_replaced(step, let_out)
-
-
-def _readers(reference: Tensor, needed: Collection[Operation]) -> Iterator[Operation]:
-    """Yield the ops that read the buffer of a variable, views of it apart."""
-    views = IdentitySet([reference])
-    waiting = [reference]
-    for tensor in waiting:
-        for op in filter(needed.__contains__, adjacency.consumers(tensor)):
-            shown = _shown(op, tensor)
-            waiting += [t for t in shown if t not in views]
-            for t in shown:
-                views.add(t)
-            if not shown or op.type in _CALLING:
-                yield op
-
-
-def _shown(op: Operation, tensor: Tensor) -> list[Tensor]:
-    """Return the results of an op that may be the buffer of an input."""
-    # A function may return an argument, and a loop one that it does not change.
-    if op.type in _CALLING or v1_control_flow.is_loop_structure(op):
-        return list(op.outputs)
-    return [op.outputs[there] for there, i in aliases(op) if op.inputs[i] is tensor]
-
-
-def _behind(
-    ops: Iterable[Operation],
-    needed: Collection[Operation],
-    awaitable: Collection[Operation],
-) -> list[Operation]:
-    """Return the first ops behind others that run once and can be awaited."""
-
-    def onwards(op: Operation) -> Iterable[Operation]:
-        is_end = op in awaitable
-        return () if is_end else filter(needed.__contains__, adjacency.successors(op))
-
-    return [op for op in closure(ops, onwards) if op in awaitable]

@@ -6,21 +6,30 @@ tape. Later edits that save memory only change which tensors that graph reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.tape.engine import TapeEngine, tape_gradients
-from geutil.graph import adjacency, creation, runtime, state, types, v1_control_flow
+from geutil.graph import (
+    adjacency,
+    creation,
+    op_types,
+    runtime,
+    state,
+    types,
+    v1_control_flow,
+)
 from geutil.graph.op_types import types_in
 from geutil.graph.types import (
     Graph,
     IdentityMap,
     IdentitySet,
+    MutableIdentityMap,
     Operation,
     Tensor,
     is_reference,
@@ -31,7 +40,7 @@ from geutil.graph.types import (
 )
 from geutil.graph.walks import closure
 from geutil.memory.kernels import cpu
-from geutil.memory.kernels.cpu import is_held, passes_on
+from geutil.memory.kernels.cpu import aliases, is_held, passes_on
 from geutil.memory.read import Called, calls_of
 from geutil.memory.times import Times, op_times
 from geutil.select.walks import get_backward_walk_ops
@@ -658,3 +667,131 @@ def edits_of(
             awaited = controls.setdefault(reader, adjacency.control_inputs(reader))
             awaited[:] = [tensor.op if c is op else c for c in awaited]
     return Edits(inputs, controls)
+
+
+def make_edits(edits: Edits) -> None:
+    """Make edits that were planned."""
+    for op, tensors in edits.inputs.items():
+        for index, (old, new) in enumerate(zip(op.inputs, tensors, strict=True)):
+            if new is not old:
+                creation.set_new_input(op, index, new)
+    for op, awaited in edits.controls.items():
+        creation.set_control_inputs(op, awaited)
+    for loop in edits.loops:
+        loop.apply()
+
+
+def edges_of(ops: Iterable[Operation]) -> Edits:
+    """Return the current edges of some ops as edits that restore them."""
+    ops = list(ops)
+    return Edits(
+        {op: list(op.inputs) for op in ops},
+        {op: list(adjacency.control_inputs(op)) for op in ops},
+    )
+
+
+def set_back(edges: Edits) -> None:
+    """Restore the edges that ops had before."""
+    inputs = {
+        op: tensors
+        for op, tensors in edges.inputs.items()
+        if any(new is not old for new, old in zip(tensors, op.inputs, strict=True))
+    }
+    controls = {
+        op: awaited
+        for op, awaited in edges.controls.items()
+        if {*awaited} != {*adjacency.control_inputs(op)}
+    }
+    make_edits(Edits(inputs, controls))
+
+
+# An update of a reference variable of version 1 is done in its buffer, which readers
+# share: `Identity` copies nothing. TensorFlow runs an update as soon as its gradient is
+# there, and later reads of the backward pass get the new value. So
+# `Optimizer.compute_gradients` gates gradients; here each waits for the readers of its
+# own variable in the step. So who fetches one such gradient runs these reads, too.
+# Reads of another call of `gradients` are not waited for, nor an argument that a
+# function returns as it is. Resource variables need none of this.
+
+_CALLING = op_types.LOOPS | op_types.BRANCHINGS | op_types.CALLS
+
+
+def let_out_when_read(step: PlainStep) -> PlainStep:
+    """Make gradients of reference variables wait for all reads of these in a step."""
+    pairs = zip(step.gradients, step.references, strict=True)
+    updated = [(g, r) for g, r in pairs if not (g is None or r is None)]
+    if not updated:
+        return step
+    ops = adjacency.topological_sort(step.ops())
+    needed = frozenset(ops)
+    awaitable = frozenset(v1_control_flow.unconditional(ops, exits=True))
+    makers = unique(t.op for t in tensors_of(step.gradients))
+    # Several variables may have one gradient.
+    reads: MutableIdentityMap[dict[Operation, None]] = MutableIdentityMap()
+    for gradient, reference in updated:
+        value = tensors_of([gradient])[0]
+        readers = list(_readers(reference, needed))
+        found = _behind(readers, needed, awaitable)
+        if not awaitable.issuperset(readers):
+            # In a loop other values of a turn may still be computed when one leaves it.
+            found += [op for op in makers if op in awaitable]
+        reads[value] = reads.get(value, {}) | dict.fromkeys(found)
+
+    @cache
+    def ends(op: Operation) -> list[Operation]:
+        """Return the ops to wait for in the place of one that may call a function."""
+        # Once TensorFlow has inlined a function, an op that waits for the call waits
+        # for its stateful ops alone; so all results are awaited.
+        if op.type not in _CALLING:
+            return [op]
+        with creation.surroundings_of(op):
+            return [tf.identity(t, "read").op for t in op.outputs]
+
+    let_out: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    for value, ops_behind in reads.items():
+        if value.op not in awaitable:
+            continue
+        awaited = [end for op in ops_behind if op is not value.op for end in ends(op)]
+        with (
+            creation.neutral(step.graph),
+            step.graph.device(value.op.device),
+            step.graph.control_dependencies(awaited),
+        ):
+            let_out[value] = tf.identity(value, f"{value.op.name}_read")
+    return with_replaced(step, let_out)
+
+
+def _readers(reference: Tensor, needed: Collection[Operation]) -> Iterator[Operation]:
+    """Yield the ops that read the buffer of a variable, views of it apart."""
+    views = IdentitySet([reference])
+    waiting = [reference]
+    for tensor in waiting:
+        for op in filter(needed.__contains__, adjacency.consumers(tensor)):
+            shown = _shown(op, tensor)
+            waiting += [t for t in shown if t not in views]
+            for t in shown:
+                views.add(t)
+            if not shown or op.type in _CALLING:
+                yield op
+
+
+def _shown(op: Operation, tensor: Tensor) -> list[Tensor]:
+    """Return the results of an op that may be the buffer of an input."""
+    # A function may return an argument, and a loop one that it does not change.
+    if op.type in _CALLING or v1_control_flow.is_loop_structure(op):
+        return list(op.outputs)
+    return [op.outputs[there] for there, i in aliases(op) if op.inputs[i] is tensor]
+
+
+def _behind(
+    ops: Iterable[Operation],
+    needed: Collection[Operation],
+    awaitable: Collection[Operation],
+) -> list[Operation]:
+    """Return the first ops behind others that run once and can be awaited."""
+
+    def onwards(op: Operation) -> Iterable[Operation]:
+        is_end = op in awaitable
+        return () if is_end else filter(needed.__contains__, adjacency.successors(op))
+
+    return [op for op in closure(ops, onwards) if op in awaitable]

@@ -17,11 +17,10 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import PlanError, SelectionError, StaleGraphError
-from geutil.gradients.apply import edges_of, set_back
+from geutil.gradients.construction import OrderedStep, Phase, order_step
 from geutil.gradients.preparation import ATTEMPTS, Replanning
 from geutil.gradients.report import Report, holding_gradients, last_report, replace_last
-from geutil.gradients.step import Edits, PlainStep, tensors_of
-from geutil.gradients.step_order import OrderedStep, Phase, order_step
+from geutil.gradients.step import Edits, PlainStep, edges_of, set_back, tensors_of
 from geutil.graph import adjacency, call_graph, creation, runtime, state, types
 from geutil.graph.types import Graph, IdentitySet, Operation
 from geutil.memory.schedule import OrderPlan

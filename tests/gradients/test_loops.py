@@ -23,8 +23,8 @@ from geutil.gradients import (
     plan,
     plan_curve,
 )
-from geutil.gradients.apply import applied
 from geutil.gradients.choices import LoopChoices, best_of
+from geutil.gradients.construction import applied
 from geutil.gradients.loops import ALL, LIGHT, find_loops
 from geutil.gradients.planning.cuts import least_cut
 from geutil.gradients.segments import StepProgram

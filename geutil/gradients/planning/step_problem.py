@@ -22,6 +22,7 @@ import tensorflow as tf
 
 from geutil.errors import PlanError
 from geutil.gradients import segments
+from geutil.gradients.construction import place_to_wait
 from geutil.gradients.planner.problem import Problem
 from geutil.gradients.segments import Keeps, StepProgram
 from geutil.gradients.step import (
@@ -31,7 +32,6 @@ from geutil.gradients.step import (
     name_of_copy,
     name_of_sent,
 )
-from geutil.gradients.step_order import place_to_wait
 from geutil.graph import v1_control_flow
 from geutil.graph.op_types import VALUE_BLIND
 from geutil.graph.placement import checked_default, full_name, planned_for

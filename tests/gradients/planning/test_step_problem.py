@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.gradients import Budget, gradients, last_report, plan
-from geutil.gradients.apply import build_recomputation
 from geutil.gradients.choices import AlwaysKept
+from geutil.gradients.construction import build_recomputation
 from geutil.gradients.planner import solve
 from geutil.gradients.planning.least_peak import Trials
 from geutil.gradients.planning.step_problem import step_problem
