@@ -59,6 +59,7 @@ if typing.TYPE_CHECKING:
     from geutil.gradients.checkpointed_calls import checkpointed
     from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, LoopValues
     from geutil.gradients.encodings import EncodedTensor
+    from geutil.gradients.lifecycle import order_updates
     from geutil.gradients.planning import Budget, Plan, PlanCurve
     from geutil.gradients.policies import (
         Policy,
@@ -74,7 +75,6 @@ if typing.TYPE_CHECKING:
         toposort,
     )
     from geutil.gradients.report import KeptTensor, RecomputedOp, Report, last_report
-    from geutil.gradients.updates import order_updates
     from geutil.pipeline.micro_batches import PipelinedStep, pipelined
 else:
     __getattr__, __dir__ = lazy.names_of(
@@ -91,7 +91,7 @@ else:
                 "policies": "Policy all_of any_of by_name by_type capture_ops "
                 "format_ops inside larger_than not_ toposort",
                 "report": "KeptTensor RecomputedOp Report last_report",
-                "updates": "order_updates",
+                "lifecycle": "order_updates",
                 "checkpointed_calls": "checkpointed",
             }.items()
         },

@@ -14,13 +14,13 @@ import tensorflow as tf
 
 from geutil.bodies.function_bodies import trace_bodies
 from geutil.errors import ArgumentTypeError, PlanError
-from geutil.gradients import choices, step, updates
+from geutil.gradients import choices, step
 from geutil.gradients.barriers import HOST
 from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
+from geutil.gradients.lifecycle import Prepared, keep_all, order_when_complete, prepare
 from geutil.gradients.loops import find_loops
 from geutil.gradients.planning import Budget, BudgetSearch, Plan, PlanCurve, make_plan
 from geutil.gradients.policies import NamedPolicy, Policy, name_of_policy
-from geutil.gradients.preparation import Prepared, keep_all, prepare
 from geutil.gradients.report import Report, publish
 from geutil.gradients.segments import plan_recomputation, program_of
 from geutil.gradients.step import require_targets
@@ -185,7 +185,7 @@ def gradients(
         replanning.note(step)
     publish(report, step.graph)
     if order:
-        updates.order_when_complete(step, report, replanning)
+        order_when_complete(step, report, replanning)
     return list(step.gradients)
 
 

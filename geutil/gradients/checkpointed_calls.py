@@ -18,7 +18,6 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.gradients import updates
 from geutil.gradients.barriers import HOST, Offload, with_returns
 from geutil.gradients.choices import (
     MIN_CHECKPOINT_SIZE,
@@ -29,9 +28,14 @@ from geutil.gradients.choices import (
     resolve,
 )
 from geutil.gradients.encodings import Encoder
+from geutil.gradients.lifecycle import (
+    Prepared,
+    keep_all,
+    order_moved,
+    order_when_complete,
+)
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
-from geutil.gradients.preparation import Prepared, keep_all
 from geutil.gradients.report import publish
 from geutil.gradients.segments import plan_recomputation
 from geutil.gradients.step import (
@@ -446,7 +450,7 @@ class _Call:
         gradients, moved = _move_gradients(step, before, pairs, graph)
         if moved:
             runtime.keep_image_layouts(graph)
-            updates.order_moved(graph, moved)
+            order_moved(graph, moved)
         return gradients
 
     def _step(
@@ -477,7 +481,7 @@ class _Call:
         )
         step, report = prepared.build()
         publish(report, step.graph)
-        updates.order_when_complete(step)
+        order_when_complete(step)
         return step
 
     def _choose(
