@@ -10,8 +10,13 @@ import tensorflow as tf
 from geutil.gradients import Report, gradients, last_report
 from geutil.gradients.choices import AlwaysKept
 from geutil.gradients.construction import build_recomputation
-from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors, read_forward
-from geutil.gradients.planning.least_peak import Trial, Trials
+from geutil.gradients.planning.least_peak import (
+    ForwardPass,
+    Trial,
+    Trials,
+    crossing_tensors,
+    read_forward,
+)
 from geutil.gradients.segments import StepProgram, plan_recomputation
 from geutil.gradients.step import PlainStep, Recomputation, build_step
 from geutil.memory import simulate
