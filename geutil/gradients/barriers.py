@@ -18,12 +18,15 @@ never changes their value.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 
+import numpy as np
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError
+from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients.step import (
     PLACES_TO_WAIT,
     RECOMPUTED,
@@ -134,6 +137,35 @@ def _away(tensor: Tensor, device: str) -> Iterator[None]:
     graph = tensor.graph
     with creation.neutral(graph), graph.name_scope(f"{_AWAY}/"), graph.device(device):
         yield
+
+
+def measured_bandwidth(source: str, destination: str) -> float:
+    """Return the measured bytes per second between two devices, each way."""
+
+    def measure() -> float:
+        numbers = np.zeros(1 << 24, np.float32)
+        with tf.device(source):
+            sent = tf.identity(tf.constant(numbers))
+        seconds = []
+        for _ in range(4):
+            began = perf_counter()
+            with tf.device(destination):
+                there = tf.identity(sent)
+            with tf.device(source):
+                back = tf.identity(there)
+                # Reading one element waits for all that comes before.
+                back[0].numpy()
+            seconds.append(perf_counter() - began)
+        return 2 * numbers.nbytes / min(seconds[1:])
+
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise PlanError(
+            "how fast transfers are can be measured only where TensorFlow runs "
+            "eagerly: pass bandwidth="
+        )
+    # A thread of its own is in no graph.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(measure).result()
 
 
 _GIVEN = frozenset(("Const", "Placeholder", "ReadVariableOp", "Variable", "VariableV2"))
