@@ -75,7 +75,7 @@ if typing.TYPE_CHECKING:
         toposort,
     )
     from geutil.gradients.report import KeptTensor, RecomputedOp, Report, last_report
-    from geutil.pipeline.micro_batches import PipelinedStep, pipelined
+    from geutil.pipeline import PipelinedStep, pipelined
 else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
@@ -86,7 +86,7 @@ else:
                 "gradients_collection gradients_memory gradients_speed plan plan_curve",
                 "choices": "LoopValues MIN_CHECKPOINT_SIZE",
                 "encodings": "EncodedTensor",
-                "geutil.pipeline.micro_batches": "PipelinedStep pipelined",
+                "geutil.pipeline": "PipelinedStep pipelined",
                 "planning": "Budget Plan PlanCurve",
                 "policies": "Policy all_of any_of by_name by_type capture_ops "
                 "format_ops inside larger_than not_ toposort",
