@@ -36,14 +36,7 @@ from geutil.gradients.step import (
     is_parameter,
 )
 from geutil.graph import adjacency, creation, types, v1_control_flow
-from geutil.graph.types import (
-    Graph,
-    IdentityMap,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-)
+from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.memory.times import PRODUCTS
 
 # Where offloaded tensors wait if nobody says otherwise.
@@ -77,7 +70,7 @@ def with_returns(plan: Recomputation, offload: Offload | None) -> Recomputation:
     returns = [
         IdentityMap(
             (t, max(stage - offload.prefetch, -1))
-            for t in IdentitySet(segment.needed)
+            for t in types.IdentitySet(segment.needed)
             if not is_parameter(t.op)
             # A tensor in a loop or branch of version 1 cannot be read outside.
             and not v1_control_flow.is_inside(t.op)
@@ -91,7 +84,7 @@ def with_returns(plan: Recomputation, offload: Offload | None) -> Recomputation:
 
 def bring_back(
     plan: Recomputation, gates: Sequence[Operation], offload: Offload | None
-) -> list[types.IdentityMap[Tensor]]:
+) -> list[IdentityMap[Tensor]]:
     """Send tensors away once made; map them to their returns for each segment."""
     returned: list[MutableIdentityMap[Tensor]] = [MutableIdentityMap() for _ in gates]
     if offload is None:
@@ -343,7 +336,7 @@ class ControlDelays:
         return stand_ins
 
 
-def _gate(graph: Graph, awaited: Sequence[Operation]) -> Operation:
+def _gate(graph: types.Graph, awaited: Sequence[Operation]) -> Operation:
     """Return the op behind which a segment begins."""
     # A control edge from another machine is a transfer.
     device = next((op.device for op in awaited if op.device), "")
@@ -357,12 +350,12 @@ def _gate(graph: Graph, awaited: Sequence[Operation]) -> Operation:
     return gate
 
 
-def _delayed(segment: Segment) -> IdentitySet:
+def _delayed(segment: Segment) -> types.IdentitySet:
     """Return the kept tensors that need a stand-in so that each op waits."""
     # Variables and constants are read directly where another input delays the op.
     # Constant integers come last: they may be a shape, which shape functions need.
-    kept_tensors = IdentitySet(segment.kept)
-    delayed = IdentitySet(t for t in kept_tensors if not is_parameter(t.op))
+    kept_tensors = types.IdentitySet(segment.kept)
+    delayed = types.IdentitySet(t for t in kept_tensors if not is_parameter(t.op))
     for op in segment.ops:
         if all(t in kept_tensors and t not in delayed for t in op.inputs):
             numbers = [
@@ -383,7 +376,7 @@ class DataDelays:
 
     def __init__(self, plan: Recomputation) -> None:
         self._plan = plan
-        self._newest: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
+        self._newest: MutableIdentityMap[Tensor] = MutableIdentityMap()
         self._stand_ins: dict[int, IdentityMap[Tensor]] = {}
 
     def copies(self, stage: int) -> IdentityMap[Tensor]:
@@ -430,8 +423,8 @@ def _held_back(segment: Segment) -> list[Tensor]:
     # first, and it would do so when the step begins.
     readers = [(op, t) for op in segment.ops for t in op.inputs]
     readers += [(read.op, read.tensor) for read in segment.direct]
-    kept_tensors = IdentitySet(segment.needed)
-    read_tensors = IdentitySet(
+    kept_tensors = types.IdentitySet(segment.needed)
+    read_tensors = types.IdentitySet(
         t
         for op, t in readers
         if t in kept_tensors and not (is_parameter(t.op) and op.type in PRODUCTS)

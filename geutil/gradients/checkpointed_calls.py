@@ -18,22 +18,10 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
+from geutil.gradients import choices, lifecycle
 from geutil.gradients.barriers import HOST, Offload, with_returns
-from geutil.gradients.choices import (
-    MIN_CHECKPOINT_SIZE,
-    AlwaysKept,
-    Keeping,
-    Options,
-    choose_all,
-    resolve,
-)
+from geutil.gradients.choices import Keeping, Options
 from geutil.gradients.encodings import Encoder
-from geutil.gradients.lifecycle import (
-    Prepared,
-    keep_all,
-    order_moved,
-    order_when_complete,
-)
 from geutil.gradients.planning import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.report import publish
@@ -55,14 +43,7 @@ from geutil.graph import (
     types,
 )
 from geutil.graph.keras_calls import LosingLayer, losses_taken
-from geutil.graph.types import (
-    Graph,
-    IdentityMap,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-)
+from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 from geutil.graph.walks import closure
 from geutil.memory import sizes
 from geutil.memory.sizes import tensor_bytes
@@ -93,7 +74,7 @@ def checkpointed(
     checkpoints: str | Policy | Budget = "memory",
     *,
     budget: Budget | int | float | str | None = None,
-    min_checkpoint_size: int = MIN_CHECKPOINT_SIZE,
+    min_checkpoint_size: int = choices.MIN_CHECKPOINT_SIZE,
     offload: bool | Policy = False,
     offload_device: str = HOST,
     prefetch: int = 1,
@@ -450,7 +431,7 @@ class _Call:
         gradients, moved = _move_gradients(step, before, pairs, graph)
         if moved:
             runtime.keep_image_layouts(graph)
-            order_moved(graph, moved)
+            lifecycle.order_moved(graph, moved)
         return gradients
 
     def _step(
@@ -468,7 +449,7 @@ class _Call:
         def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
             return self._choose(step, kept, later)
 
-        chosen = choose_all(step, self.options, self.encoder, choose)
+        chosen = choices.choose_all(step, self.options, self.encoder, choose)
         calls = state.slot(self.graph, _GraphCalls)
         plan = calls.behind_others(chosen.plan, step.seeds)
         if not runtime.is_compiled_by_xla(self.graph):
@@ -476,19 +457,19 @@ class _Call:
         calls.add(plan.step)
         chosen = replace(chosen, plan=plan)
         where = f"the checkpointed call that yields '{self.ys[0].name}': "
-        prepared = Prepared(
+        prepared = lifecycle.Prepared(
             chosen, self.options, self.offload, self.encoder, step, where
         )
         step, report = prepared.build()
         publish(report, step.graph)
-        order_when_complete(step)
+        lifecycle.order_when_complete(step)
         return step
 
     def _choose(
         self, step: PlainStep, checkpoints: Any, later: Iterable[Operation]
     ) -> tuple[Keeping, Recomputation]:
         """Choose the tensors that the call keeps, given the ops made after it."""
-        inputs = Keeping(INPUTS, IdentitySet(), AlwaysKept(step))
+        inputs = Keeping(INPUTS, IdentitySet(), choices.AlwaysKept(step))
         whole = plan_recomputation(step, inputs, spare_last=False)
         if not whole.segments:
             inputs.warnings.append(_NOTHING)
@@ -499,10 +480,10 @@ class _Call:
         ends = not self.alone and _is_little(later, 0.1 * size)
         # In a graph of its own, a call may be one of any number.
         smallest = self.options.min_checkpoint_size
-        keeping = resolve(step, checkpoints, smallest, among_others=self.alone)
+        keeping = choices.resolve(step, checkpoints, smallest, among_others=self.alone)
         if not keeping.recomputes:
             # Order alone is within the budget.
-            return keeping, plan_recomputation(step, keep_all)
+            return keeping, plan_recomputation(step, lifecycle.keep_all)
         if keeping.plan is not None:
             return keeping, keeping.plan
         if len(keeping.chosen):
@@ -514,7 +495,7 @@ class _Call:
             if checkpoints != "memory" or ends or held + working < size:
                 return keeping, plan
         elif ends:
-            return keeping, plan_recomputation(step, keep_all)
+            return keeping, plan_recomputation(step, lifecycle.keep_all)
         elif checkpoints != "memory":
             inputs.warnings.append(
                 f"{keeping.mode} keeps no tensor of it: it holds what goes into it"
@@ -532,7 +513,7 @@ def _move_gradients(
     # The other graph, of a function, captures the forward tensors that the backward
     # pass reads, and TensorFlow holds these for it: kept tensors, if the step
     # recomputes others.
-    there = MutableIdentityMap(stand_in_gradients)
+    there = types.MutableIdentityMap(stand_in_gradients)
     new_ops = frozenset(state.ops_since(step.graph, before))
     late = closure(
         step.seeds, lambda op: new_ops.intersection(adjacency.successors(op))

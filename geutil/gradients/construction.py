@@ -18,14 +18,6 @@ from typing import TypeAlias
 import tensorflow as tf
 
 from geutil.gradients import barriers
-from geutil.gradients.barriers import (
-    ControlDelays,
-    DataDelays,
-    Delays,
-    Offload,
-    fetch,
-    send_once,
-)
 from geutil.gradients.segments import executed
 from geutil.gradients.step import (
     PLACES_TO_WAIT,
@@ -58,14 +50,7 @@ from geutil.graph import (
     v1_control_flow,
 )
 from geutil.graph.creation import add_control_edges, make_stand_in, set_new_input
-from geutil.graph.types import (
-    IdentityMap,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_reference,
-)
+from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import closure
 from geutil.memory import sizes
 from geutil.memory.buffers import Simulation
@@ -84,7 +69,7 @@ _SUMMED = "summed"
 
 
 def build_recomputation(
-    plan: Recomputation, offload: Offload | None = None
+    plan: Recomputation, offload: barriers.Offload | None = None
 ) -> PlainStep:
     """Make all planned edits of a step, with recomputation."""
     # Under XLA, which knows one device, no tensor is offloaded.
@@ -93,12 +78,12 @@ def build_recomputation(
         return plan.step
     if runtime.is_compiled_by_xla(plan.step.graph):
         # XLA fuses sums, and has an order of its own.
-        _recompute(plan, DataDelays(plan))
+        _recompute(plan, barriers.DataDelays(plan))
         return _run_pools_in_time(plan.step)
     if runtime.is_determinism_enabled():
         # Sums and turns would change which ops Grappler joins, and so how it rounds.
         readers = readers_of(plan.step)
-        delays = ControlDelays(_parted(plan), offload)
+        delays = barriers.ControlDelays(_parted(plan), offload)
         copies = _recompute(plan, delays, offload)
         delayed = [
             (op, copies.op(stage, op), gate)
@@ -109,8 +94,8 @@ def build_recomputation(
         pin_sum_inputs(plan.step, readers, [(op, gate) for op, _, gate in delayed])
         keep_apart(plan.step, readers, delayed)
         return plan.step
-    earlier = IdentitySet(offload.sent if offload else ())
-    delays = ControlDelays(plan, offload)
+    earlier = types.IdentitySet(offload.sent if offload else ())
+    delays = barriers.ControlDelays(plan, offload)
     copies = _recompute(plan, delays, offload)
     sent = offload.sent.items() if offload else ()
     limit_sending(
@@ -208,14 +193,16 @@ def _parted(plan: Recomputation) -> Recomputation:
 
 
 def _recompute(
-    plan: Recomputation, delays: Delays, offload: Offload | None = None
+    plan: Recomputation,
+    delays: barriers.Delays,
+    offload: barriers.Offload | None = None,
 ) -> Copies:
     """Copy forward ops, and let the backward pass read the copies."""
     stages = range(len(plan.segments))
     # Made first, so that the copies come after their inputs.
     stand_ins = [delays.copies(stage) for stage in stages]
     copies = Copies(plan)
-    if offload is not None and isinstance(delays, ControlDelays):
+    if offload is not None and isinstance(delays, barriers.ControlDelays):
         copies.fetch(delays.gates, offload)
     for stage, segment in enumerate(plan.segments):
         earlier = delays.after(
@@ -271,7 +258,7 @@ class Copies:
             for ops in turns
         ]
 
-    def fetch(self, gates: Sequence[Operation], offload: Offload) -> None:
+    def fetch(self, gates: Sequence[Operation], offload: barriers.Offload) -> None:
         """Bring offloaded tensors back when their segment begins."""
         elsewhere: list[Operation] = []
         for stage, segment in enumerate(self._plan.segments):
@@ -279,8 +266,8 @@ class Copies:
                 if op not in segment.fetched:
                     continue
                 (tensor,) = op.outputs
-                sent = self._sent[op] = send_once(tensor, offload)
-                back = fetch(tensor, sent, [gates[stage]], offload.device)
+                sent = self._sent[op] = barriers.send_once(tensor, offload)
+                back = barriers.fetch(tensor, sent, [gates[stage]], offload.device)
                 self._fetched[stage, op] = back
                 elsewhere += [sent.op, back.op.inputs[0].op]
         self.elsewhere = frozenset(op.name for op in elsewhere)
@@ -780,4 +767,4 @@ def _has_values(tensor: Tensor) -> bool:
     numbers = tensor.dtype.is_floating or tensor.dtype.is_complex
     # Lists, of which zeros are made that are as large.
     lists = tensor.dtype == tf.variant
-    return (numbers or lists) and not is_reference(tensor)
+    return (numbers or lists) and not types.is_reference(tensor)

@@ -35,13 +35,7 @@ from geutil.gradients.step import (
     with_edited_backward,
 )
 from geutil.graph import adjacency, creation, op_types, state, types, v1_control_flow
-from geutil.graph.types import (
-    IdentityMap,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-)
+from geutil.graph.types import IdentityMap, IdentitySet, Operation, Tensor
 from geutil.memory.kernels import cpu
 from geutil.memory.sizes import tensor_bytes, tensor_elements
 
@@ -332,7 +326,7 @@ class Encoder:
     # new; nothing is made twice for that.
 
     # Encoded tensors by name of the encoding and by tensor, and the ops that make them.
-    made: dict[str, MutableIdentityMap[Tensor]] = field(default_factory=dict)
+    made: dict[str, types.MutableIdentityMap[Tensor]] = field(default_factory=dict)
     ops: list[Operation] = field(default_factory=list)
     # The tensors made of them, by the read whose place they take.
     decoders: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
@@ -407,7 +401,7 @@ class Encoder:
         self, key: str, tensor: Tensor, make: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Return the op made for a tensor before, or make it in the forward pass."""
-        made = self.made.setdefault(key, MutableIdentityMap())
+        made = self.made.setdefault(key, types.MutableIdentityMap())
         if tensor not in made:
             graph = tensor.graph
             before = state.count_ops(graph)

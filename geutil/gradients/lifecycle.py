@@ -18,24 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import PlanError, SelectionError, StaleGraphError
+from geutil.gradients import choices, construction
 from geutil.gradients.barriers import Offload, with_returns
-from geutil.gradients.choices import (
-    BFLOAT16,
-    PLAIN,
-    Candidate,
-    Keeping,
-    Options,
-    checked,
-    choose_all,
-    refuse_mesh,
-    resolve,
-)
-from geutil.gradients.construction import (
-    OrderedStep,
-    Phase,
-    build_recomputation,
-    order_step,
-)
+from geutil.gradients.choices import BFLOAT16, Candidate, Keeping, Options
 from geutil.gradients.encodings import Encoder, halve
 from geutil.gradients.planning import Budget
 from geutil.gradients.report import (
@@ -168,7 +153,7 @@ class Prepared:
         """Build the step as it is planned; return it and the report on it."""
         options = self.options
         report = self.report(is_ordered_later=options.order)
-        step = build_recomputation(self.candidate.plan, self.offload)
+        step = construction.build_recomputation(self.candidate.plan, self.offload)
         runtime.keep_image_layouts(step.graph)
         if options.encode == BFLOAT16 and not runtime.is_compiled_by_xla(step.graph):
             # All that is kept then, to recompute from it as well.
@@ -228,7 +213,7 @@ def prepare(
 ) -> Prepared:
     """Build plain gradients by the arguments of `gradients`, and plan recomputation."""
     targets = require_targets(ys)
-    refuse_mesh(targets[0].graph)
+    choices.refuse_mesh(targets[0].graph)
     with placement.planning_for(targets[0].graph, options.device):
         return _prepared(targets, xs, grad_ys, options, arguments)
 
@@ -241,7 +226,7 @@ def _prepared(
     arguments: Mapping[str, Any],
 ) -> Prepared:
     """Build and plan the gradients of tensors of one graph."""
-    checkpoints = checked(targets[0].graph, options.checkpoints)
+    checkpoints = choices.checked(targets[0].graph, options.checkpoints)
     holds = options.holds_gradients
     engine = None if options.engine == "tensorflow" else engine_of(options.engine)
     tensor_dims = sizes.given_shapes(targets[0].graph, options.shapes)
@@ -264,7 +249,9 @@ def prepare_step(step: PlainStep, options: Options) -> Prepared:
     returns = partial(with_returns, offload=offload) if may_send else None
 
     def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
-        keeping = resolve(step, kept, options.min_checkpoint_size, returns=returns)
+        keeping = choices.resolve(
+            step, kept, options.min_checkpoint_size, returns=returns
+        )
         plan = keeping.plan or plan_recomputation(
             step, keeping if len(keeping.chosen) else keep_all
         )
@@ -274,7 +261,7 @@ def prepare_step(step: PlainStep, options: Options) -> Prepared:
             plan = _plain_if_less(plan, keeping)
         return keeping, plan
 
-    chosen = choose_all(step, options, encoder, choose)
+    chosen = choices.choose_all(step, options, encoder, choose)
     return Prepared(chosen, options, offload, encoder, step)
 
 
@@ -288,7 +275,7 @@ def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:
         return plan
     keeping.chosen = IdentitySet()
     keeping.warnings.append(
-        f"{PLAIN}: what '{keeping.mode}' recomputes is predicted to "
+        f"{choices.PLAIN}: what '{keeping.mode}' recomputes is predicted to "
         f"need {peak:,} bytes at its peak, and plain gradients {plain_peak:,}"
     )
     return plan_recomputation(plan.step, keep_all)
@@ -450,7 +437,7 @@ class _Orders:
         self._gradients: frozenset[str] = frozenset()
         # The ops that run for the ys alone, which must not come to take more.
         self._forward: dict[Operation, None] = {}
-        self._phases: list[Phase] = []
+        self._phases: list[construction.Phase] = []
         # The places of ops in the orders that gradients were planned with, by name; and
         # the ops whose results are on another device.
         self._known: dict[str, int] = {}
@@ -497,7 +484,7 @@ class _Orders:
         self._forward.update(dict.fromkeys((*forward, *step.encoders)))
         self._phases.append((step.unawaited_helpers(ops), ys))
         held = fetched if step.holds_gradients else []
-        self._tell(order_step(ops, held, self._may_await, *self._notes))
+        self._tell(construction.order_step(ops, held, self._may_await, *self._notes))
 
     def order_now(self, fetches: Sequence[Any]) -> None:
         """Order the updates behind some fetches, or say why that cannot be done."""
@@ -540,12 +527,12 @@ class _Orders:
 
     def _planned_again(
         self,
-        ordered: OrderedStep,
+        ordered: construction.OrderedStep,
         replanning: Replanning,
         finished: Edits,
         targets: Sequence[Operation],
         use: state.Use,
-    ) -> OrderedStep:
+    ) -> construction.OrderedStep:
         """Plan again while chunks exceed the budget, each time for less."""
         # By as many bytes less as were missed, or half of that where there is no such
         # plan. Returns the step that takes least, as the graph has it then.
@@ -595,13 +582,13 @@ class _Orders:
 
     def _ordered_step(
         self, targets: Sequence[Operation], use: state.Use
-    ) -> OrderedStep | None:
+    ) -> construction.OrderedStep | None:
         """Order the ops that run for some targets; None if no gradient is one."""
         ops = _ops_of(targets, use.feeds)
         if self._backward.keys().isdisjoint(ops):
             return None
         ops = _without_joints(ops, self._backward, targets, use.feeds)
-        return order_step(ops, use.tensors, lambda *_: True, *self._notes)
+        return construction.order_step(ops, use.tensors, lambda *_: True, *self._notes)
 
     def _order_for_session(self, targets: Sequence[Operation], use: state.Use) -> None:
         after = _after(_ops_of(targets, use.feeds), self._backward)
@@ -622,7 +609,7 @@ class _Orders:
             harmless = op in behind or other not in changing
             return harmless and self._may_await(op, other)
 
-        ordered = order_step(ops, use.tensors, may_await, *self._notes)
+        ordered = construction.order_step(ops, use.tensors, may_await, *self._notes)
         self._waits = frozenset(ordered.waits)
         self._tell(ordered, whole=True)
 
@@ -663,7 +650,7 @@ class _Orders:
             self._warned = True
             _logger.warning("%s", message)
 
-    def _tell(self, ordered: OrderedStep, *, whole: bool = False) -> None:
+    def _tell(self, ordered: construction.OrderedStep, *, whole: bool = False) -> None:
         """Bring the report up to date; the updates are known if the step is whole."""
         before = self._report
         if before is None:
@@ -691,7 +678,7 @@ class _Orders:
         replace_last(before, self._report, self._graph)
 
 
-def _over(ordered: OrderedStep, report: Report, limit: int) -> str:
+def _over(ordered: construction.OrderedStep, report: Report, limit: int) -> str:
     """Return a warning that a step exceeds a budget, and by what."""
     peak = ordered.resident
     # Buffers may fit where the chunks that hold them, with gaps, do not.

@@ -28,17 +28,10 @@ from geutil.graph import (
     function_defs,
     functions,
     op_types,
+    types,
 )
 from geutil.graph.function_calls import Caller, LoopBody, source_of
-from geutil.graph.types import (
-    Graph,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    dims_of,
-    is_func_graph,
-)
+from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import closure_by_identity
 from geutil.memory.read import ITERATIONS, Called
 from geutil.memory.sizes import UNKNOWN, tensor_bytes
@@ -389,7 +382,7 @@ class Rebuilt:
             graph, name = caller.op.graph, body.signature.name
             function_defs.register(body)
             functions.add_functions(graph, [body])
-            if is_func_graph(graph):
+            if types.is_func_graph(graph):
                 functions.publish_functions(graph, [name])
             function_calls.call_others(caller, {_body_of(caller): name})
         # Values computed for more iterations would be there at once.
@@ -494,5 +487,5 @@ def _list_of(element: Tensor) -> Tensor:
 
 def _element_shape(tensor: Tensor) -> Any:
     """Return the shape of a list's elements as TensorFlow takes it, -1 where open."""
-    dims = dims_of(tensor)
+    dims = types.dims_of(tensor)
     return -1 if dims is None else [-1 if dim is None else dim for dim in dims]

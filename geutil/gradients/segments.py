@@ -30,30 +30,16 @@ from geutil.gradients.step import (
     tensors_of,
 )
 from geutil.gradients.tape.engine import additions
-from geutil.graph import adjacency, runtime, walks
+from geutil.graph import adjacency, runtime, types, walks
 from geutil.graph.adjacency import topological_sort
-from geutil.graph.types import (
-    IdentityMap,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_tensor,
-    unique,
-)
+from geutil.graph.types import IdentityMap, IdentitySet, Operation, Tensor
 from geutil.graph.walks import DisjointSets, closure
+from geutil.memory import schedule
 from geutil.memory.buffers import Simulation
 from geutil.memory.executor import SEEDS, simulate, typical
 from geutil.memory.kernels.cpu import is_held
 from geutil.memory.program import Node, Program
 from geutil.memory.read import equal_constants, read_ops
-from geutil.memory.schedule import (
-    OrderPlan,
-    negligible_size,
-    plan_order,
-    quick_order,
-    with_controls,
-)
 from geutil.memory.sizes import known_dims, negligible_bytes, tensor_bytes
 
 _ANYWHERE = frozenset(("",))
@@ -299,7 +285,7 @@ def scheduled_recomputation(
             direct_reads.append(read)
         else:
             groups[stage].reads.append(read)
-    sources: list[MutableIdentityMap[int]] = []
+    sources: list[types.MutableIdentityMap[int]] = []
     inputs: list[IdentitySet] = []
     for stage, ops in enumerate(bursts):
         members = frozenset(ops)
@@ -311,7 +297,7 @@ def scheduled_recomputation(
             if t.op not in members
         )
         earlier = ((t, latest(t.op, stage)) for t in read_tensors)
-        sources.append(MutableIdentityMap((t, s) for t, s in earlier if s >= 0))
+        sources.append(types.MutableIdentityMap((t, s) for t, s in earlier if s >= 0))
         inputs.append(read_tensors)
     return _with_waits(step, groups, direct_reads, inputs, newest, sources, fetched)
 
@@ -396,7 +382,7 @@ class StepProgram:
         self._wanted = [n for t in fetched for n in self._numbers([t])]
         self._seeds = step.seeds
         self._starts = [*step.seeds, *step.unawaited_helpers(ops)]
-        self._ends = unique(y.op for y in step.ys)
+        self._ends = types.unique(y.op for y in step.ys)
         # Who differentiates something large seldom asks for it as well.
         held_tensors = fetched if step.holds_gradients else ()
         self._held = [n for t in held_tensors for n in self._numbers([t])]
@@ -408,7 +394,7 @@ class StepProgram:
         self._updated = [
             (number, readers.get(id(handle), ()))
             for t, handle in zip(updated, handles, strict=False)
-            if is_tensor(t)
+            if types.is_tensor(t)
             for number in self._numbers([t])
         ]
 
@@ -475,8 +461,8 @@ class StepProgram:
         program = self.program(segments)
         if not self._ordered:
             return simulate(program)
-        controlled = with_controls(program, self.later(program).items())
-        return quick_order(controlled, _places_of(program, places))
+        controlled = schedule.with_controls(program, self.later(program).items())
+        return schedule.quick_order(controlled, _places_of(program, places))
 
     def plan(
         self,
@@ -484,7 +470,7 @@ class StepProgram:
         places: Mapping[str, int] = _NO_PLACES,
         *,
         ordered: bool = True,
-    ) -> OrderPlan:
+    ) -> schedule.OrderPlan:
         """Return an order of the step, `ordered` or the executor's, with its waits."""
         program = self.on_device(self.program(segments))
         if ordered and self._ordered:
@@ -492,24 +478,24 @@ class StepProgram:
             nodes = [node.changed(surge=0) for node in program.nodes]
             program = replace(program, nodes=nodes)
             known = _places_of(program, places)
-            return plan_order(program, later=self.later(program), known=known)
-        return OrderPlan(partial(simulate, program))
+            return schedule.plan_order(program, later=self.later(program), known=known)
+        return schedule.OrderPlan(partial(simulate, program))
 
     def on_device(self, program: Program) -> Program:
         """Return a program of the step on its device, which may hand out chunks."""
         return replace(program, device=self._whole.device)
 
-    def plain(self, *, holds_gradients: bool) -> OrderPlan:
+    def plain(self, *, holds_gradients: bool) -> schedule.OrderPlan:
         """Return the schedule of plain gradients by the executor."""
         if not holds_gradients or self._held == self._wanted:
             return self._plain
         program = replace(self._whole, fetched=self._wanted)
-        return OrderPlan(partial(executed, program))
+        return schedule.OrderPlan(partial(executed, program))
 
     @cached_property
-    def _plain(self) -> OrderPlan:
+    def _plain(self) -> schedule.OrderPlan:
         program = replace(self._whole, fetched=self._held)
-        return OrderPlan(partial(executed, program))
+        return schedule.OrderPlan(partial(executed, program))
 
     def later(self, program: Program) -> dict[int, list[int]]:
         """Map the first nodes of the backward pass to the nodes before them."""
@@ -549,7 +535,7 @@ class StepProgram:
                 _add_in_turn(nodes, sizes, place, order)
         if segments:
             nodes = _pruned(nodes, sizes, self._wanted)
-        small = negligible_size(Program(nodes, sizes))
+        small = schedule.negligible_size(Program(nodes, sizes))
         nodes += self._updates(small if updates_wait else math.inf)
         if not updates_wait:
             self._read_variables(nodes, sizes, turns)
@@ -779,7 +765,7 @@ def _readers_of_variables(ops: Iterable[Operation]) -> dict[int, list[Operation]
     """Map the id of each variable's handle to the ops that read its value."""
     readers: dict[int, list[Operation]] = {}
     for op in ops:
-        sources = unique(forwarded_op(t.op) for t in op.inputs)
+        sources = types.unique(forwarded_op(t.op) for t in op.inputs)
         for source in sources:
             if source is not op and source.type == "ReadVariableOp":
                 readers.setdefault(id(source.inputs[0]), []).append(op)

@@ -25,19 +25,7 @@ from geutil.graph import (
     v1_control_flow,
 )
 from geutil.graph.op_types import types_in
-from geutil.graph.types import (
-    Graph,
-    IdentityMap,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_reference,
-    is_stateful,
-    is_tensor,
-    type_name,
-    unique,
-)
+from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import closure
 from geutil.memory.kernels import cpu
 from geutil.memory.kernels.cpu import aliases, is_held, passes_on
@@ -99,7 +87,7 @@ class BackwardEdges:
 class PlainStep:
     """A training step with plain gradients."""
 
-    graph: Graph
+    graph: types.Graph
     ys: tuple[Tensor, ...]
     # Without variables.
     xs: tuple[Tensor, ...]
@@ -231,10 +219,10 @@ def why_kept(op: Operation) -> str | None:
     """Return why an op cannot be run again, or None if it can."""
     if op.type in _GIVEN or not op.inputs:
         return "it is given"
-    if is_stateful(op):
+    if types.is_stateful(op):
         # Side effects happen once: random draws, assignments, prints, queues.
         return f"a {op.type} must run only once"
-    if any(is_reference(t) for t in op.inputs):
+    if any(types.is_reference(t) for t in op.inputs):
         # TensorFlow does not call the assignments of version 1 stateful.
         return "it reads or changes a variable of version 1"
     if op.type in _PRIMITIVE_FLOW or v1_control_flow.is_inside(op):
@@ -342,7 +330,7 @@ class Recomputation:
     @property
     def offloaded(self) -> list[Tensor]:
         """The kept tensors that wait on another device."""
-        return list(IdentitySet(t for s in self.segments for t in s.returned))
+        return list(types.IdentitySet(t for s in self.segments for t in s.returned))
 
     @property
     def transfer_time(self) -> float:
@@ -412,8 +400,8 @@ def build_step(
         gradients = tape_gradients(*arguments, engine)
     # Slices keep the caller's indices.
     new = (s.values if isinstance(s, tf.IndexedSlices) else s for s in seeds)
-    starts = unique(t.op for t in new if t is not None)
-    tensors = [x for x in sources if is_tensor(x)]
+    starts = types.unique(t.op for t in new if t is not None)
+    tensors = [x for x in sources if types.is_tensor(x)]
     step = PlainStep(
         graph,
         tuple(targets),
@@ -476,16 +464,16 @@ def require_targets(ys: Any) -> list[Tensor]:
 
 def require_target(y: Any) -> Tensor:
     """Return a y as a tensor of a graph, or raise `ArgumentTypeError`."""
-    if is_tensor(y):
+    if types.is_tensor(y):
         return y
     try:
         converted = tf.convert_to_tensor(y)
     except (TypeError, ValueError):  # TensorFlow raises one or the other.
         converted = None
-    if not is_tensor(converted):
+    if not types.is_tensor(converted):
         raise ArgumentTypeError(
-            f"expected a tensor of a graph to differentiate, got {type_name(y)}; call "
-            "this in a graph or inside tf.function"
+            "expected a tensor of a graph to differentiate, got "
+            f"{types.type_name(y)}; call this in a graph or inside tf.function"
         )
     return converted
 
@@ -498,7 +486,7 @@ def source_of(x: Any) -> Any:
     return value if isinstance(value, tf.Variable) else x
 
 
-def _handle_in(graph: Graph, x: Any, gradient: Any) -> Tensor | None:
+def _handle_in(graph: types.Graph, x: Any, gradient: Any) -> Tensor | None:
     """Return the handle in a graph of a variable that there is a gradient for."""
     handle = getattr(x, "handle", None) if isinstance(x, tf.Variable) else None
     if gradient is None or handle is None:
@@ -511,7 +499,7 @@ def _reference_of(x: Any) -> Tensor | None:
     # A resource variable is known by its handle and has no reference.
     if isinstance(x, tf.Variable) and not hasattr(x, "handle"):
         return runtime.variable_handle(x)
-    tensor = x if is_tensor(x) else None
+    tensor = x if types.is_tensor(x) else None
     while tensor is not None and not types.is_reference(tensor):
         shown = dict(cpu.aliases(tensor.op)).get(tensor.value_index)
         tensor = None if shown is None else tensor.op.inputs[shown]
@@ -569,7 +557,7 @@ def _look_up(step: PlainStep) -> BackwardEdges:
     # The needs of an iteration are those of the loop.
     tied = [*v1_control_flow.back_edges_among(step.backward), *_merged(step)]
     awaitable = tuple(v1_control_flow.unconditional(step.backward))
-    read_ops = unique(read.tensor.op for read in reads)
+    read_ops = types.unique(read.tensor.op for read in reads)
     behind = get_backward_walk_ops(
         read_ops, within_ops_fn=step.covers, control_inputs=True
     )
@@ -725,7 +713,7 @@ def let_out_when_read(step: PlainStep) -> PlainStep:
     ops = adjacency.topological_sort(step.ops())
     needed = frozenset(ops)
     awaitable = frozenset(v1_control_flow.unconditional(ops, exits=True))
-    makers = unique(t.op for t in tensors_of(step.gradients))
+    makers = types.unique(t.op for t in tensors_of(step.gradients))
     # Several variables may have one gradient.
     reads: MutableIdentityMap[dict[Operation, None]] = MutableIdentityMap()
     for gradient, reference in updated:
@@ -763,7 +751,7 @@ def let_out_when_read(step: PlainStep) -> PlainStep:
 
 def _readers(reference: Tensor, needed: Collection[Operation]) -> Iterator[Operation]:
     """Yield the ops that read the buffer of a variable, views of it apart."""
-    views = IdentitySet([reference])
+    views = types.IdentitySet([reference])
     waiting = [reference]
     for tensor in waiting:
         for op in filter(needed.__contains__, adjacency.consumers(tensor)):

@@ -27,14 +27,7 @@ from geutil.graph import (
     types,
     v1_control_flow,
 )
-from geutil.graph.types import (
-    Graph,
-    IdentityMap,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-)
+from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.memory.executor import Pipeline, Schedule, Stage
 from geutil.pipeline.partitions import Partition, PipelinedStep
 from geutil.select.queries import make_view
@@ -210,7 +203,7 @@ def read_source(
     # The rehearsal copies the pass: checks that name the op at fault come before.
     _rehearse(behind, own, wholes, micro_batches)
     received = [
-        IdentitySet(
+        types.IdentitySet(
             t
             for op in ops
             for t in op.inputs
@@ -218,7 +211,7 @@ def read_source(
         )
         for ops in stages
     ]
-    crossing = IdentitySet(t for tensors in received for t in tensors)
+    crossing = types.IdentitySet(t for tensors in received for t in tensors)
     sent = [[t for op in ops for t in op.outputs if t in crossing] for ops in stages]
     sources = [_op_of(x, loss.graph) for x in xs]
     _check_sources(sources, own, wholes)
@@ -452,7 +445,7 @@ class _Pass:
 
     stage: int
     batch: int
-    graph: Graph
+    graph: types.Graph
     device: str
     scope: str
     # The end of the pass of the stage before this one, if there was one.

@@ -26,14 +26,7 @@ from geutil.errors import (
 from geutil.gradients.step import tensors_of
 from geutil.graph import adjacency, edits, op_types, types
 from geutil.graph.placement import colocation_names
-from geutil.graph.types import (
-    GivenShapes,
-    IdentitySet,
-    Operation,
-    Tensor,
-    is_stateful,
-    type_name,
-)
+from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor, is_stateful
 from geutil.memory.by_device import device_peaks
 from geutil.memory.executor import Pipeline, PipelineRun, Schedule, Stage, run_pipeline
 from geutil.memory.sizes import tensor_bytes
@@ -699,7 +692,8 @@ def place(ops: Any, device: str) -> Placement:
     """
     if not isinstance(device, str):
         raise ArgumentTypeError(
-            f"a device is a text, such as '/device:CPU:0', not {type_name(device)}"
+            "a device is a text, such as '/device:CPU:0', not "
+            f"{types.type_name(device)}"
         )
     listed = adjacency.graph_order(conversions.make_list_of_op(ops))
     graph = conversions.graph_of_all(listed)
