@@ -60,7 +60,7 @@ if typing.TYPE_CHECKING:
     from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, LoopValues
     from geutil.gradients.encodings import EncodedTensor
     from geutil.gradients.lifecycle import order_updates
-    from geutil.gradients.planning import Budget, Plan, PlanCurve
+    from geutil.gradients.plans import Budget, Plan, PlanCurve
     from geutil.gradients.policies import (
         Policy,
         all_of,
@@ -87,7 +87,7 @@ else:
                 "choices": "LoopValues MIN_CHECKPOINT_SIZE",
                 "encodings": "EncodedTensor",
                 "geutil.pipeline": "PipelinedStep pipelined",
-                "planning": "Budget Plan PlanCurve",
+                "plans": "Budget Plan PlanCurve",
                 "policies": "Policy all_of any_of by_name by_type capture_ops "
                 "format_ops inside larger_than not_ toposort",
                 "report": "KeptTensor RecomputedOp Report last_report",

@@ -16,10 +16,11 @@ from geutil.bodies.function_bodies import trace_bodies
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import choices, step
 from geutil.gradients.barriers import HOST
+from geutil.gradients.budget_search import BudgetSearch
 from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
 from geutil.gradients.lifecycle import Prepared, keep_all, order_when_complete, prepare
 from geutil.gradients.loops import find_loops
-from geutil.gradients.planning import Budget, BudgetSearch, Plan, PlanCurve, make_plan
+from geutil.gradients.plans import Budget, Plan, PlanCurve, make_plan
 from geutil.gradients.policies import NamedPolicy, Policy, name_of_policy
 from geutil.gradients.report import Report, publish
 from geutil.gradients.segments import plan_recomputation, program_of

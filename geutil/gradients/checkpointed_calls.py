@@ -22,7 +22,7 @@ from geutil.gradients import choices, lifecycle
 from geutil.gradients.barriers import HOST, Offload, with_returns
 from geutil.gradients.choices import Keeping, Options
 from geutil.gradients.encodings import Encoder
-from geutil.gradients.planning import Budget, Plan
+from geutil.gradients.plans import Budget, Plan
 from geutil.gradients.policies import Policy
 from geutil.gradients.report import publish
 from geutil.gradients.segments import plan_recomputation

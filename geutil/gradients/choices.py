@@ -17,9 +17,10 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, PlanError, SelectionError
 from geutil.gradients import segments
 from geutil.gradients.barriers import HOST, Offload
+from geutil.gradients.budget_search import BudgetSearch
 from geutil.gradients.encodings import Encoder, Encoding, EncodingPlan, plan_encodings
 from geutil.gradients.loops import Loop, Rebuilt, find_loops, rebuild
-from geutil.gradients.planning import Budget, BudgetSearch, Plan, planned_recomputation
+from geutil.gradients.plans import Budget, Plan, planned_recomputation
 from geutil.gradients.policies import Policy, name_of_policy
 from geutil.gradients.segments import StepProgram, program_of
 from geutil.gradients.step import PlainStep, Recomputation, is_parameter, why_kept

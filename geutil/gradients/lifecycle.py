@@ -22,7 +22,7 @@ from geutil.gradients import choices, construction
 from geutil.gradients.barriers import Offload, with_returns
 from geutil.gradients.choices import BFLOAT16, Candidate, Keeping, Options
 from geutil.gradients.encodings import Encoder, halve
-from geutil.gradients.planning import Budget
+from geutil.gradients.plans import Budget
 from geutil.gradients.report import (
     Report,
     holding_gradients,

@@ -15,7 +15,7 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.choices import Candidate, Keeping, LoopValues
 from geutil.gradients.encodings import EncodedTensor, EncodingPlan, Halved
-from geutil.gradients.planning.plans import at_least
+from geutil.gradients.plans import at_least
 from geutil.gradients.segments import StepProgram, program_of
 from geutil.gradients.step import is_parameter
 from geutil.graph.runtime import enclosing_graphs

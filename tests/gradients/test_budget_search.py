@@ -15,24 +15,24 @@ from hypothesis import strategies as st
 
 from geutil.errors import ArgumentTypeError, PlanError
 from geutil.gradients import Budget, explain, gradients, last_report, plan, plan_curve
+from geutil.gradients.budget_search import step_problem
 from geutil.gradients.choices import AlwaysKept
 from geutil.gradients.construction import build_recomputation
+from geutil.gradients.least_peak import Trials
 from geutil.gradients.planner import solve
-from geutil.gradients.planning.budget_search import step_problem
-from geutil.gradients.planning.least_peak import Trials
 from geutil.gradients.segments import StepProgram, recomputable, scheduled_recomputation
 from geutil.gradients.step import build_step
 from geutil.memory import executor
 from geutil.memory.schedule import frugal_order
 from tests.gradients.checking import assert_close, assert_same, measured_peak, run
-from tests.gradients.networks import convolution
-from tests.gradients.planning.graphs import (
+from tests.gradients.graphs import (
     chain_function,
     chain_loss,
     chain_step,
     chain_weights,
     random_step,
 )
+from tests.gradients.networks import convolution
 from tests.thorough import examples, is_quick
 
 ROWS, WIDTH, LAYERS = 512, 64, 16

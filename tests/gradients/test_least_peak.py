@@ -14,13 +14,13 @@ from hypothesis import strategies as st
 
 from benchmarks.networks import NETWORKS
 from geutil.gradients.choices import AlwaysKept
-from geutil.gradients.planning import choose_for_memory
-from geutil.gradients.planning.least_peak import (
+from geutil.gradients.least_peak import (
     AS_GOOD,
     Stretches,
     Terms,
     Trial,
     Trials,
+    choose_for_memory,
     crossing_tensors,
     cut_within,
     least_budget,
@@ -30,8 +30,7 @@ from geutil.gradients.planning.least_peak import (
 from geutil.gradients.segments import StepProgram
 from geutil.gradients.step import build_step
 from tests.call_counts import count_calls
-from tests.gradients.networks import SMALL, trace_forward
-from tests.gradients.planning.graphs import (
+from tests.gradients.graphs import (
     Everything,
     build_as_predicted,
     chain_step,
@@ -39,6 +38,7 @@ from tests.gradients.planning.graphs import (
     random_step,
     rewired_chain_step,
 )
+from tests.gradients.networks import SMALL, trace_forward
 from tests.thorough import chosen, examples, some
 
 v1 = tf.compat.v1

@@ -28,15 +28,15 @@ from geutil.errors import PlanError
 from geutil.gradients import segments
 from geutil.gradients.barriers import measured_bandwidth
 from geutil.gradients.construction import place_to_wait
-from geutil.gradients.planner.problem import Problem, Schedule
-from geutil.gradients.planner.solver import extra_time_bound, schedule_step
-from geutil.gradients.planning.least_peak import (
+from geutil.gradients.least_peak import (
     AS_GOOD,
     Trial,
     Trials,
     choose_for_memory,
 )
-from geutil.gradients.planning.plans import Budget
+from geutil.gradients.planner.problem import Problem, Schedule
+from geutil.gradients.planner.solver import extra_time_bound, schedule_step
+from geutil.gradients.plans import Budget
 from geutil.gradients.segments import Keeps, StepProgram, Updates, program_of
 from geutil.gradients.step import (
     PlainStep,

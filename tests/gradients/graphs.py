@@ -10,7 +10,7 @@ import tensorflow as tf
 from geutil.gradients import Report, gradients, last_report
 from geutil.gradients.choices import AlwaysKept
 from geutil.gradients.construction import build_recomputation
-from geutil.gradients.planning.least_peak import (
+from geutil.gradients.least_peak import (
     ForwardPass,
     Trial,
     Trials,
