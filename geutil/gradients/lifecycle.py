@@ -215,29 +215,18 @@ def prepare(
     targets = require_targets(ys)
     choices.refuse_mesh(targets[0].graph)
     with placement.planning_for(targets[0].graph, options.device):
-        return _prepared(targets, xs, grad_ys, options, arguments)
-
-
-def _prepared(
-    targets: Sequence[Tensor],
-    xs: Any,
-    grad_ys: Any,
-    options: Options,
-    arguments: Mapping[str, Any],
-) -> Prepared:
-    """Build and plan the gradients of tensors of one graph."""
-    checkpoints = choices.checked(targets[0].graph, options.checkpoints)
-    holds = options.holds_gradients
-    engine = None if options.engine == "tensorflow" else engine_of(options.engine)
-    tensor_dims = sizes.given_shapes(targets[0].graph, options.shapes)
-    # Before anything is built: refuse arguments that do not fit.
-    behind = get_backward_walk_ops(targets, control_inputs=True)
-    sizes.settle_shapes(behind, tensor_dims)
-    step = build_step(
-        targets, xs, grad_ys, arguments, holds_gradients=holds, engine=engine
-    )
-    sizes.settle_shapes(step.ops())
-    return prepare_step(step, replace(options, checkpoints=checkpoints))
+        checkpoints = choices.checked(targets[0].graph, options.checkpoints)
+        holds = options.holds_gradients
+        engine = None if options.engine == "tensorflow" else engine_of(options.engine)
+        tensor_dims = sizes.given_shapes(targets[0].graph, options.shapes)
+        # Before anything is built: refuse arguments that do not fit.
+        behind = get_backward_walk_ops(targets, control_inputs=True)
+        sizes.settle_shapes(behind, tensor_dims)
+        step = build_step(
+            targets, xs, grad_ys, arguments, holds_gradients=holds, engine=engine
+        )
+        sizes.settle_shapes(step.ops())
+        return prepare_step(step, replace(options, checkpoints=checkpoints))
 
 
 def prepare_step(step: PlainStep, options: Options) -> Prepared:

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from types import MappingProxyType
 from typing import Literal
@@ -346,6 +346,21 @@ def program_of(step: PlainStep) -> StepProgram:
     return program
 
 
+@dataclass(eq=False)
+class _Draft:
+    """The program of a step with segments that run again, while they are added."""
+
+    nodes: list[Node]
+    sizes: list[int]
+    # The numbers of tensors on another device.
+    sent: dict[int, int] = field(default_factory=dict)
+    # The nodes behind which segments begin, and the copies of tensors in each.
+    gates: list[int] = field(default_factory=list)
+    copies: list[dict[int, int]] = field(default_factory=list)
+    # How often each op has run again.
+    turns: Counter[Operation] = field(default_factory=Counter)
+
+
 class StepProgram:
     """A step with plain gradients as a program, and those of plans made from it."""
 
@@ -514,22 +529,14 @@ class StepProgram:
         # `updates_wait`, updates that matter wait for all readers of their variables,
         # apart from ops that run again. Otherwise an update may leave the old value
         # behind.
-        nodes = list(self._nodes)
-        sizes = list(self._sizes)
-        segments = list(segments)
-        copies: list[dict[int, int]] = []
-        turns: Counter[Operation] = Counter()
-        sent = self._add_sent(segments, nodes, sizes)
-        gates: list[int] = []
+        segments, draft = list(segments), _Draft([*self._nodes], [*self._sizes])
+        nodes, sizes = draft.nodes, draft.sizes
+        self._add_sent(segments, draft)
         for segment in segments:
-            gates.append(self._add_gate(segment, nodes))
-            back = self._add_returned(segment, nodes, sizes, gates, sent)
-            copies.append(
-                self._add_segment(
-                    segment, nodes, sizes, copies, turns, sent, back, gates[-1]
-                )
-            )
-            turns.update(segment.ops)
+            self._add_gate(segment, draft)
+            back = self._add_returned(segment, draft)
+            draft.copies.append(self._add_segment(segment, draft, back))
+            draft.turns.update(segment.ops)
         if segments and self._ordered:
             for place, order in self._sums.items():
                 _add_in_turn(nodes, sizes, place, order)
@@ -538,7 +545,7 @@ class StepProgram:
         small = schedule.negligible_size(Program(nodes, sizes))
         nodes += self._updates(small if updates_wait else math.inf)
         if not updates_wait:
-            self._read_variables(nodes, sizes, turns)
+            self._read_variables(nodes, sizes, draft.turns)
         return Program(nodes, sizes, self._held)
 
     def _updates(self, bound: float) -> list[Node]:
@@ -592,71 +599,54 @@ class StepProgram:
         numbers = (self._number.get(id(t)) for t in tensors)
         return [number for number in numbers if number is not None]
 
-    def _add_sent(
-        self, segments: Iterable[Segment], nodes: list[Node], sizes: list[int]
-    ) -> dict[int, int]:
-        """Add the sends to another device; return each tensor's number there."""
+    def _add_sent(self, segments: Iterable[Segment], draft: _Draft) -> None:
+        """Add the sends to another device."""
         # They count for nothing there.
-        sent: dict[int, int] = {}
+        nodes, sizes = draft.nodes, draft.sizes
         fetched = (op for s in segments for op in s.ops if op in s.fetched)
         made = {nodes[self._place[op]].outputs[0]: op for op in fetched}
         returned = (t for s in segments for t in s.returned)
         made |= {n: t.op for t in returned for n in self._numbers([t])}
         for number, op in made.items():
-            sent[number] = len(sizes)
+            draft.sent[number] = len(sizes)
             nodes.append(Node(name_of_sent(op), "Identity", [number], [len(sizes)]))
             sizes.append(0)
-        return sent
 
-    def _add_gate(self, segment: Segment, nodes: list[Node]) -> int:
-        """Add the node behind which a segment begins; return its number."""
+    def _add_gate(self, segment: Segment, draft: _Draft) -> None:
+        """Add the node behind which a segment begins."""
         waits = [self._place[op] for op in segment.awaited if op in self._place]
-        nodes.append(Node("gate", "NoOp", controls=waits, cheap=True, queue=""))
-        return len(nodes) - 1
+        draft.gates.append(len(draft.nodes))
+        draft.nodes.append(Node("gate", "NoOp", controls=waits, cheap=True, queue=""))
 
-    def _add_returned(
-        self,
-        segment: Segment,
-        nodes: list[Node],
-        sizes: list[int],
-        gates: Sequence[int],
-        sent: Mapping[int, int],
-    ) -> dict[int, int]:
+    def _add_returned(self, segment: Segment, draft: _Draft) -> dict[int, int]:
         """Add the returns of kept tensors for a segment; return their numbers."""
+        nodes, sizes, sent = draft.nodes, draft.sizes, draft.sent
         back: dict[int, int] = {}
         seeds = [self._place[op] for op in self._seeds if op in self._place]
         for t, begin in segment.returned.items():
             for number in self._numbers([t]):
                 back[number] = len(sizes)
                 # Before any stage, a return begins as the backward pass does.
-                awaited = [gates[begin]] if begin >= 0 else seeds
+                awaited = [draft.gates[begin]] if begin >= 0 else seeds
                 outputs = [len(sizes)]
                 nodes.append(Node("back", "Identity", [sent[number]], outputs, awaited))
                 sizes.append(sizes[number])
         return back
 
     def _add_segment(
-        self,
-        segment: Segment,
-        nodes: list[Node],
-        sizes: list[int],
-        earlier: Sequence[dict[int, int]],
-        turns: Mapping[Operation, int],
-        sent: Mapping[int, int],
-        back: Mapping[int, int],
-        gate: int,
+        self, segment: Segment, draft: _Draft, back: Mapping[int, int]
     ) -> dict[int, int]:
         """Add the second run of a segment behind its gate; return its copies."""
-        # `earlier` are the copies in each segment before, `turns` counts the earlier
-        # runs of ops, `sent` are tensors on another device, `back` those that come from
-        # there.
+        # `back` are the tensors that come from another device.
+        nodes, sizes, turns = draft.nodes, draft.sizes, draft.turns
+        gate = draft.gates[-1]
         copies: dict[int, int] = {}
         for t in segment.kept:
             for number in self._numbers([t]):
                 source = segment.sources.get(t, -1)
                 held = back.get(number, number)
                 if source >= 0:
-                    held = earlier[source][number]
+                    held = draft.copies[source][number]
                 copies[number] = len(sizes)
                 nodes.append(
                     _BARRIER.changed(
@@ -676,7 +666,8 @@ class StepProgram:
                 sizes.append(sizes[number])
             if op in segment.fetched:
                 name, outputs = name_of_copy(op, turns[op]), [first]
-                nodes.append(Node(name, "Identity", [sent[made[0]]], outputs, [gate]))
+                there = [draft.sent[made[0]]]
+                nodes.append(Node(name, "Identity", there, outputs, [gate]))
                 continue
             # The barriers wait for the gate, so the readers of a copy wait for it, too.
             inputs = [copies.get(number, number) for number in node.inputs]
