@@ -55,7 +55,7 @@ class Offload:
     # The tensors that have gone, each with that on the device. TensorFlow builds the
     # gradients of a function again and again until they read nothing new.
     sent: MutableIdentityMap[Tensor] = field(default_factory=MutableIdentityMap)
-    # Whether TensorFlow is differentiating the graph: it has counted the readers of
+    # True while TensorFlow differentiates the graph: it has counted the readers of
     # forward ops, and waits for a gradient from each, so these must not change yet.
     is_counted: bool = False
 

@@ -269,9 +269,9 @@ _running = _Running()
 
 def _call_in_graph(call: Callable[[], Any], options: Options, *, alone: bool) -> Any:
     """Make a call with memory-saving gradients."""
-    # The function runs in the default graph as if it had been called plainly. Only how
-    # its outputs depend on its inputs is reported anew, to the tapes and to the graph:
-    # the gradients between them are built by geutil. Results that leave on other ways
+    # The function runs in the default graph as if it had been called plainly. Tapes and
+    # the graph are given another dependency of its outputs on its inputs: the gradients
+    # between them are built by geutil. Results that leave in other ways
     # (losses added to a Keras layer) keep their plain gradients. `alone`: the graph was
     # made for this call.
     graph = tf.compat.v1.get_default_graph()

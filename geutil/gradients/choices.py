@@ -127,7 +127,7 @@ def _tensors(graph: Graph, checkpoints: Iterable[Any]) -> tuple[Tensor, ...]:
 
 
 class AlwaysKept:
-    """Tells which forward tensors are kept whatever the caller chose."""
+    """Forward tensors that are kept in any case, and the reason for each."""
 
     def __init__(self, step: PlainStep) -> None:
         self._step = step
@@ -708,7 +708,7 @@ class _CandidateSearch:
         """Return the best candidate with some loops, or the error why none is."""
         # With encodings and without: to run ops again from a tensor may hold less than
         # its mask does. As long as tensors run again though they are encoded, the
-        # recomputation is chosen anew without these encodings.
+        # recomputation is chosen again without these encodings.
         reason = _HELD_FOR_TIME if self._in_budget else _HELD_FOR_LESS
         found = [self._attempt(levels, self.every, reason)]
         left: list[Encoding] = []

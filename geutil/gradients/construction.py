@@ -477,7 +477,7 @@ class OrderedStep:
 
     @property
     def resident(self) -> int:
-        """The bytes that are taken at once, those beside the allocator among them."""
+        """The bytes in use at once, those beside the allocator among them."""
         return self.fullest.resident
 
 
@@ -692,7 +692,7 @@ def _keep_pools_in_place(
     # Of `max_pool(relu(x))` it makes `relu(max_pool(x))` if nothing else reads the
     # activation, as where the backward pass reads one that ran again (TensorFlow 2.21).
     # Then the pool's gradient reads no pool, and oneDNN cannot compute it: the kernel
-    # that does looks for each maximum anew, and holds eight bytes for each meanwhile.
+    # that does searches for each maximum again, and holds eight bytes for each.
     # Returns the ops put between an activation and its pool.
     apart = []
     for op in running:

@@ -130,7 +130,7 @@ def _joining(
 
 
 Keeps = Callable[[Tensor], bool]
-"""Tells whether a forward tensor is kept until the backward pass has read it."""
+"""Returns whether a forward tensor is kept until the backward pass has read it."""
 
 
 def plan_recomputation(
