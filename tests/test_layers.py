@@ -80,7 +80,7 @@ OWN_PRIVATE = {
     # What notebooks ask for, by that name.
     "report.pages": {"_repr_html_"},
     # A public method of every NamedTuple.
-    "gradients.prediction": {"_replace"},
+    "gradients.segments": {"_replace"},
     "gradients.tape.engine": {"_replace"},
     # And one of a tape's own, in a function that makes a tape.
     "gradients.tape.entries": {"_add", "_replace"},

@@ -149,7 +149,7 @@ def test_grappler_adds_in_the_order_of_names(disabled):
 
 @pytest.mark.parametrize("order", ["read first", "added first"])
 def test_what_a_sum_begins_with_depends_on_what_ran_before(order):
-    # geutil.gradients.apply says what follows. Here a control edge
+    # geutil.gradients.construction says what follows. Here a control edge
     # decides; without one it is left to chance, also with deterministic ops.
     with tf.Graph().as_default() as graph:
         fed = [v1.placeholder(tf.float32, [64]) for _ in range(2)]
@@ -174,7 +174,7 @@ def test_what_a_sum_begins_with_depends_on_what_ran_before(order):
 
 @pytest.mark.parametrize("read_twice", [False, True])
 def test_grappler_pools_before_an_activation(read_twice):
-    # geutil.gradients.step_order keeps the two apart where the pool has a gradient.
+    # geutil.gradients.construction keeps the two apart where the pool has a gradient.
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [1, 4, 4, 2], name="x")
         y = tf.nn.relu(x, name="y")

@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from benchmarks.networks import ALL_NETWORKS
 from benchmarks.schedules.steps import SIZES
+from geutil.gradients.budget_search import step_problem
 from geutil.gradients.choices import AlwaysKept
 from geutil.gradients.planner import Problem
-from geutil.gradients.planning.step_problem import step_problem
-from geutil.gradients.prediction import StepProgram
+from geutil.gradients.segments import StepProgram
 from geutil.gradients.step import build_step
 from geutil.memory.sizes import settle_shapes
 

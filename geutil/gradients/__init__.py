@@ -59,7 +59,8 @@ if typing.TYPE_CHECKING:
     from geutil.gradients.checkpointed_calls import checkpointed
     from geutil.gradients.choices import MIN_CHECKPOINT_SIZE, LoopValues
     from geutil.gradients.encodings import EncodedTensor
-    from geutil.gradients.planning import Budget, Plan, PlanCurve
+    from geutil.gradients.lifecycle import order_updates
+    from geutil.gradients.plans import Budget, Plan, PlanCurve
     from geutil.gradients.policies import (
         Policy,
         all_of,
@@ -74,8 +75,7 @@ if typing.TYPE_CHECKING:
         toposort,
     )
     from geutil.gradients.report import KeptTensor, RecomputedOp, Report, last_report
-    from geutil.gradients.updates import order_updates
-    from geutil.pipeline.micro_batches import PipelinedStep, pipelined
+    from geutil.pipeline import PipelinedStep, pipelined
 else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
@@ -86,12 +86,12 @@ else:
                 "gradients_collection gradients_memory gradients_speed plan plan_curve",
                 "choices": "LoopValues MIN_CHECKPOINT_SIZE",
                 "encodings": "EncodedTensor",
-                "geutil.pipeline.micro_batches": "PipelinedStep pipelined",
-                "planning": "Budget Plan PlanCurve",
+                "geutil.pipeline": "PipelinedStep pipelined",
+                "plans": "Budget Plan PlanCurve",
                 "policies": "Policy all_of any_of by_name by_type capture_ops "
                 "format_ops inside larger_than not_ toposort",
                 "report": "KeptTensor RecomputedOp Report last_report",
-                "updates": "order_updates",
+                "lifecycle": "order_updates",
                 "checkpointed_calls": "checkpointed",
             }.items()
         },

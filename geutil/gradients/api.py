@@ -14,16 +14,16 @@ import tensorflow as tf
 
 from geutil.bodies.function_bodies import trace_bodies
 from geutil.errors import ArgumentTypeError, PlanError
-from geutil.gradients import choices, step, updates
+from geutil.gradients import choices, step
 from geutil.gradients.barriers import HOST
+from geutil.gradients.budget_search import BudgetSearch
 from geutil.gradients.choices import BFLOAT16, MIN_CHECKPOINT_SIZE, Options
+from geutil.gradients.lifecycle import Prepared, keep_all, order_when_complete, prepare
 from geutil.gradients.loops import find_loops
-from geutil.gradients.planning import Budget, BudgetSearch, Plan, PlanCurve, make_plan
+from geutil.gradients.plans import Budget, Plan, PlanCurve, make_plan
 from geutil.gradients.policies import NamedPolicy, Policy, name_of_policy
-from geutil.gradients.prediction import program_of
-from geutil.gradients.preparation import Prepared, keep_all, prepare
 from geutil.gradients.report import Report, publish
-from geutil.gradients.segments import plan_recomputation
+from geutil.gradients.segments import plan_recomputation, program_of
 from geutil.gradients.step import require_targets
 from geutil.gradients.tape.engine import TapeEngine
 from geutil.graph import creation, runtime
@@ -62,7 +62,7 @@ def gradients(
 
     With `tf.config.experimental.enable_op_determinism` the results are those of
     `tf.gradients` to the last bit, unless Grappler joins constants in another order
-    (see `geutil.gradients.apply`), and as far as `tf.gradients` is reproducible:
+    (see `geutil.gradients.construction`), and as far as `tf.gradients` is reproducible:
     TensorFlow may add three or more tensors in an order that depends on chance (see
     there, too). Otherwise the step also runs in a low-memory order, and adds gradients
     as they arrive: rounded like TensorFlow's with Grappler or, where forward ops have
@@ -186,7 +186,7 @@ def gradients(
         replanning.note(step)
     publish(report, step.graph)
     if order:
-        updates.order_when_complete(step, report, replanning)
+        order_when_complete(step, report, replanning)
     return list(step.gradients)
 
 

@@ -18,31 +18,25 @@ never changes their value.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from time import perf_counter
 
+import numpy as np
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError
-from geutil.gradients.segments import (
+from geutil.errors import ArgumentTypeError, PlanError
+from geutil.gradients.step import (
     PLACES_TO_WAIT,
-    SCOPE,
+    RECOMPUTED,
     Recomputation,
     Segment,
+    forwarded_op,
     is_parameter,
-    source_of,
 )
-from geutil.gradients.step import PlainStep
-from geutil.gradients.step_order import add_order_dependency, place_to_wait
-from geutil.graph import adjacency, creation, runtime, state, types, v1_control_flow
-from geutil.graph.types import (
-    Graph,
-    IdentityMap,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-)
+from geutil.graph import adjacency, creation, types, v1_control_flow
+from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.memory.times import PRODUCTS
 
 # Where offloaded tensors wait if nobody says otherwise.
@@ -61,7 +55,7 @@ class Offload:
     # The tensors that have gone, each with that on the device. TensorFlow builds the
     # gradients of a function again and again until they read nothing new.
     sent: MutableIdentityMap[Tensor] = field(default_factory=MutableIdentityMap)
-    # Whether TensorFlow is differentiating the graph: it has counted the readers of
+    # True while TensorFlow differentiates the graph: it has counted the readers of
     # forward ops, and waits for a gradient from each, so these must not change yet.
     is_counted: bool = False
 
@@ -76,7 +70,7 @@ def with_returns(plan: Recomputation, offload: Offload | None) -> Recomputation:
     returns = [
         IdentityMap(
             (t, max(stage - offload.prefetch, -1))
-            for t in IdentitySet(segment.needed)
+            for t in types.IdentitySet(segment.needed)
             if not is_parameter(t.op)
             # A tensor in a loop or branch of version 1 cannot be read outside.
             and not v1_control_flow.is_inside(t.op)
@@ -90,7 +84,7 @@ def with_returns(plan: Recomputation, offload: Offload | None) -> Recomputation:
 
 def bring_back(
     plan: Recomputation, gates: Sequence[Operation], offload: Offload | None
-) -> list[types.IdentityMap[Tensor]]:
+) -> list[IdentityMap[Tensor]]:
     """Send tensors away once made; map them to their returns for each segment."""
     returned: list[MutableIdentityMap[Tensor]] = [MutableIdentityMap() for _ in gates]
     if offload is None:
@@ -104,39 +98,6 @@ def bring_back(
             awaited = [gates[begin]] if begin >= 0 else list(step.seeds)
             returned[stage][t] = fetch(t, away[t], awaited, offload.device)
     return list(returned)
-
-
-def limit_sending(
-    step: PlainStep, sent: Iterable[tuple[Tensor, Tensor]], *, when_complete: bool
-) -> None:
-    """Delay the forward pass until `sent` tensors have arrived."""
-    # To be called when all copies are made, which would read the ops' waits. A GPU's
-    # ops are enqueued far ahead of those that it runs, and a tensor that is sent is
-    # held until its copy has ended. So the op that makes another one waits, or its
-    # first reader that can. Nothing waits in a graph that a Session runs: who asks for
-    # the ys alone would have all tensors sent. Nor with op determinism, where waiting
-    # would change roundings.
-    if not types.is_func_graph(step.graph) or runtime.is_determinism_enabled():
-        return
-    pairs = sorted(sent, key=lambda pair: adjacency.creation_index(pair[0].op))
-
-    def wait(use: state.Use | None = None) -> None:
-        # Two may be on the way at once: meanwhile the device computes the ops between.
-        for (_, arrived), (t, there) in zip(pairs, pairs[2:], strict=False):
-            readers = (r for r in adjacency.consumers(t) if r is not there.op)
-            for op in (t.op, *filter(step.edges.forward.__contains__, readers)):
-                place = place_to_wait(op)
-                if place is not None:
-                    add_order_dependency(op, place, [arrived.op])
-                    break
-        # A graph can be complete more than once.
-        pairs.clear()
-
-    if when_complete:
-        # The order of the whole step is planned with these waits.
-        state.on_completion(step.graph, wait, ahead=True)
-    else:
-        wait()
 
 
 def send_once(tensor: Tensor, offload: Offload) -> Tensor:
@@ -169,6 +130,35 @@ def _away(tensor: Tensor, device: str) -> Iterator[None]:
     graph = tensor.graph
     with creation.neutral(graph), graph.name_scope(f"{_AWAY}/"), graph.device(device):
         yield
+
+
+def measured_bandwidth(source: str, destination: str) -> float:
+    """Return the measured bytes per second between two devices, each way."""
+
+    def measure() -> float:
+        numbers = np.zeros(1 << 24, np.float32)
+        with tf.device(source):
+            sent = tf.identity(tf.constant(numbers))
+        seconds = []
+        for _ in range(4):
+            began = perf_counter()
+            with tf.device(destination):
+                there = tf.identity(sent)
+            with tf.device(source):
+                back = tf.identity(there)
+                # Reading one element waits for all that comes before.
+                back[0].numpy()
+            seconds.append(perf_counter() - began)
+        return 2 * numbers.nbytes / min(seconds[1:])
+
+    if not tf.compat.v1.executing_eagerly_outside_functions():
+        raise PlanError(
+            "how fast transfers are can be measured only where TensorFlow runs "
+            "eagerly: pass bandwidth="
+        )
+    # A thread of its own is in no graph.
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(measure).result()
 
 
 _GIVEN = frozenset(("Const", "Placeholder", "ReadVariableOp", "Variable", "VariableV2"))
@@ -340,34 +330,38 @@ class ControlDelays:
         """Return stand-ins for tensors, each with its source, behind a gate."""
         stand_ins = MutableIdentityMap[Tensor]()
         for t, source in earlier:
-            waiting = creation.make_stand_in(t, SCOPE, "barrier", reads=source)
+            waiting = creation.make_stand_in(t, RECOMPUTED, "barrier", reads=source)
             creation.add_control_edges(waiting.op, [self.gates[stage]])
             stand_ins[t] = waiting
         return stand_ins
 
 
-def _gate(graph: Graph, awaited: Sequence[Operation]) -> Operation:
+def _gate(graph: types.Graph, awaited: Sequence[Operation]) -> Operation:
     """Return the op behind which a segment begins."""
     # A control edge from another machine is a transfer.
     device = next((op.device for op in awaited if op.device), "")
-    with creation.neutral(graph), graph.name_scope(f"{SCOPE}/"), graph.device(device):
+    with (
+        creation.neutral(graph),
+        graph.name_scope(f"{RECOMPUTED}/"),
+        graph.device(device),
+    ):
         gate = tf.raw_ops.NoOp(name="gate")
     creation.add_control_edges(gate, awaited)
     return gate
 
 
-def _delayed(segment: Segment) -> IdentitySet:
+def _delayed(segment: Segment) -> types.IdentitySet:
     """Return the kept tensors that need a stand-in so that each op waits."""
     # Variables and constants are read directly where another input delays the op.
     # Constant integers come last: they may be a shape, which shape functions need.
-    kept_tensors = IdentitySet(segment.kept)
-    delayed = IdentitySet(t for t in kept_tensors if not is_parameter(t.op))
+    kept_tensors = types.IdentitySet(segment.kept)
+    delayed = types.IdentitySet(t for t in kept_tensors if not is_parameter(t.op))
     for op in segment.ops:
         if all(t in kept_tensors and t not in delayed for t in op.inputs):
             numbers = [
                 t
                 for t in op.inputs
-                if not (t.dtype.is_integer and source_of(t.op).type == "Const")
+                if not (t.dtype.is_integer and forwarded_op(t.op).type == "Const")
             ]
             delayed.add([*numbers, op.inputs[PLACES_TO_WAIT.get(op.type, 0)]][0])
     return delayed
@@ -382,7 +376,7 @@ class DataDelays:
 
     def __init__(self, plan: Recomputation) -> None:
         self._plan = plan
-        self._newest: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
+        self._newest: MutableIdentityMap[Tensor] = MutableIdentityMap()
         self._stand_ins: dict[int, IdentityMap[Tensor]] = {}
 
     def copies(self, stage: int) -> IdentityMap[Tensor]:
@@ -403,7 +397,7 @@ class DataDelays:
     def _barrier(self, segment: Segment, tensors: Sequence[Tensor]) -> list[Tensor]:
         after = [t for op in segment.awaited for t in op.outputs if can_wait(t)]
         graph = self._plan.step.graph
-        with creation.neutral(graph), graph.name_scope(f"{SCOPE}/"):
+        with creation.neutral(graph), graph.name_scope(f"{RECOMPUTED}/"):
             return data_barrier(tensors, after)
 
     def after(
@@ -429,8 +423,8 @@ def _held_back(segment: Segment) -> list[Tensor]:
     # first, and it would do so when the step begins.
     readers = [(op, t) for op in segment.ops for t in op.inputs]
     readers += [(read.op, read.tensor) for read in segment.direct]
-    kept_tensors = IdentitySet(segment.needed)
-    read_tensors = IdentitySet(
+    kept_tensors = types.IdentitySet(segment.needed)
+    read_tensors = types.IdentitySet(
         t
         for op, t in readers
         if t in kept_tensors and not (is_parameter(t.op) and op.type in PRODUCTS)

@@ -18,24 +18,21 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError
-from geutil.gradients import updates
-from geutil.gradients.apply import move_gradients
+from geutil.gradients import choices, lifecycle
 from geutil.gradients.barriers import HOST, Offload, with_returns
-from geutil.gradients.choices import (
-    MIN_CHECKPOINT_SIZE,
-    AlwaysKept,
-    Keeping,
-    Options,
-    choose_all,
-    resolve,
-)
+from geutil.gradients.choices import Keeping, Options
 from geutil.gradients.encodings import Encoder
-from geutil.gradients.planning import Budget, Plan
+from geutil.gradients.plans import Budget, Plan
 from geutil.gradients.policies import Policy
-from geutil.gradients.preparation import Prepared, keep_all
 from geutil.gradients.report import publish
-from geutil.gradients.segments import Recomputation, plan_recomputation
-from geutil.gradients.step import PlainStep, build_step
+from geutil.gradients.segments import plan_recomputation
+from geutil.gradients.step import (
+    RECOMPUTED,
+    PlainStep,
+    Recomputation,
+    build_step,
+    tensors_of,
+)
 from geutil.graph import (
     adjacency,
     creation,
@@ -50,7 +47,9 @@ from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tenso
 from geutil.graph.walks import closure
 from geutil.memory import sizes
 from geutil.memory.sizes import tensor_bytes
+from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
+from geutil.transform.transformer import copy_replacing
 
 _logger = logging.getLogger("geutil")
 _FORWARD = (
@@ -75,7 +74,7 @@ def checkpointed(
     checkpoints: str | Policy | Budget = "memory",
     *,
     budget: Budget | int | float | str | None = None,
-    min_checkpoint_size: int = MIN_CHECKPOINT_SIZE,
+    min_checkpoint_size: int = choices.MIN_CHECKPOINT_SIZE,
     offload: bool | Policy = False,
     offload_device: str = HOST,
     prefetch: int = 1,
@@ -270,9 +269,9 @@ _running = _Running()
 
 def _call_in_graph(call: Callable[[], Any], options: Options, *, alone: bool) -> Any:
     """Make a call with memory-saving gradients."""
-    # The function runs in the default graph as if it had been called plainly. Only how
-    # its outputs depend on its inputs is reported anew, to the tapes and to the graph:
-    # the gradients between them are built by geutil. Results that leave on other ways
+    # The function runs in the default graph as if it had been called plainly. Tapes and
+    # the graph are given another dependency of its outputs on its inputs: the gradients
+    # between them are built by geutil. Results that leave in other ways
     # (losses added to a Keras layer) keep their plain gradients. `alone`: the graph was
     # made for this call.
     graph = tf.compat.v1.get_default_graph()
@@ -429,10 +428,10 @@ class _Call:
             before = state.count_ops(self.graph)
             step = self._step(ys, xs, stand_ins)
         pairs = zip(stand_ins, grad_ys, strict=True)
-        gradients, moved = move_gradients(step, before, pairs, graph)
+        gradients, moved = _move_gradients(step, before, pairs, graph)
         if moved:
             runtime.keep_image_layouts(graph)
-            updates.order_moved(graph, moved)
+            lifecycle.order_moved(graph, moved)
         return gradients
 
     def _step(
@@ -450,7 +449,7 @@ class _Call:
         def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
             return self._choose(step, kept, later)
 
-        chosen = choose_all(step, self.options, self.encoder, choose)
+        chosen = choices.choose_all(step, self.options, self.encoder, choose)
         calls = state.slot(self.graph, _GraphCalls)
         plan = calls.behind_others(chosen.plan, step.seeds)
         if not runtime.is_compiled_by_xla(self.graph):
@@ -458,19 +457,19 @@ class _Call:
         calls.add(plan.step)
         chosen = replace(chosen, plan=plan)
         where = f"the checkpointed call that yields '{self.ys[0].name}': "
-        prepared = Prepared(
+        prepared = lifecycle.Prepared(
             chosen, self.options, self.offload, self.encoder, step, where
         )
         step, report = prepared.build()
         publish(report, step.graph)
-        updates.order_when_complete(step)
+        lifecycle.order_when_complete(step)
         return step
 
     def _choose(
         self, step: PlainStep, checkpoints: Any, later: Iterable[Operation]
     ) -> tuple[Keeping, Recomputation]:
         """Choose the tensors that the call keeps, given the ops made after it."""
-        inputs = Keeping(INPUTS, IdentitySet(), AlwaysKept(step))
+        inputs = Keeping(INPUTS, IdentitySet(), choices.AlwaysKept(step))
         whole = plan_recomputation(step, inputs, spare_last=False)
         if not whole.segments:
             inputs.warnings.append(_NOTHING)
@@ -481,10 +480,10 @@ class _Call:
         ends = not self.alone and _is_little(later, 0.1 * size)
         # In a graph of its own, a call may be one of any number.
         smallest = self.options.min_checkpoint_size
-        keeping = resolve(step, checkpoints, smallest, among_others=self.alone)
+        keeping = choices.resolve(step, checkpoints, smallest, among_others=self.alone)
         if not keeping.recomputes:
             # Order alone is within the budget.
-            return keeping, plan_recomputation(step, keep_all)
+            return keeping, plan_recomputation(step, lifecycle.keep_all)
         if keeping.plan is not None:
             return keeping, keeping.plan
         if len(keeping.chosen):
@@ -496,12 +495,58 @@ class _Call:
             if checkpoints != "memory" or ends or held + working < size:
                 return keeping, plan
         elif ends:
-            return keeping, plan_recomputation(step, keep_all)
+            return keeping, plan_recomputation(step, lifecycle.keep_all)
         elif checkpoints != "memory":
             inputs.warnings.append(
                 f"{keeping.mode} keeps no tensor of it: it holds what goes into it"
             )
         return inputs, whole
+
+
+def _move_gradients(
+    step: PlainStep,
+    before: int,
+    stand_in_gradients: Iterable[tuple[Tensor, Tensor]],
+    graph: Graph,
+) -> tuple[list[Any], list[Operation]]:
+    """Copy a backward pass made since `before` to another graph; return the copies."""
+    # The other graph, of a function, captures the forward tensors that the backward
+    # pass reads, and TensorFlow holds these for it: kept tensors, if the step
+    # recomputes others.
+    there = types.MutableIdentityMap(stand_in_gradients)
+    new_ops = frozenset(state.ops_since(step.graph, before))
+    late = closure(
+        step.seeds, lambda op: new_ops.intersection(adjacency.successors(op))
+    )
+
+    def is_copied(t: Tensor) -> bool:
+        return t not in there and (t.op in late or t.op.type == "Const")
+
+    wanted = tensors_of(step.gradients)
+    ops = get_backward_walk_ops(
+        list(filter(is_copied, wanted)),
+        within_ops_fn=lambda op: op in late or op.type == "Const",
+        stop_at_ts=list(there),
+        control_inputs=True,
+    )
+    for t in [*wanted, *(t for op in ops for t in op.inputs)]:
+        if t not in there and not is_copied(t):
+            there[t] = creation.capture(graph, t)
+    copies: list[Operation] = []
+    if ops:
+        _, info = copy_replacing(
+            make_view(ops), there, graph, RECOMPUTED, "", reuse_dst_scope=True
+        )
+        copies = list(map(info.transformed, ops))
+        there.update((t, info.transformed(t)) for op in ops for t in op.outputs)
+
+    def moved(t: Tensor | None) -> Tensor | None:
+        return None if t is None else there[t]
+
+    gradients = tf.nest.map_structure(
+        moved, list(step.gradients), expand_composites=True
+    )
+    return gradients, copies
 
 
 @dataclass(eq=False)

@@ -17,13 +17,13 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, PlanError, SelectionError
 from geutil.gradients import segments
 from geutil.gradients.barriers import HOST, Offload
+from geutil.gradients.budget_search import BudgetSearch
 from geutil.gradients.encodings import Encoder, Encoding, EncodingPlan, plan_encodings
 from geutil.gradients.loops import Loop, Rebuilt, find_loops, rebuild
-from geutil.gradients.planning import Budget, BudgetSearch, Plan, planned_recomputation
+from geutil.gradients.plans import Budget, Plan, planned_recomputation
 from geutil.gradients.policies import Policy, name_of_policy
-from geutil.gradients.prediction import StepProgram, program_of
-from geutil.gradients.segments import Recomputation
-from geutil.gradients.step import PlainStep
+from geutil.gradients.segments import StepProgram, program_of
+from geutil.gradients.step import PlainStep, Recomputation, is_parameter, why_kept
 from geutil.graph import adjacency, runtime, types
 from geutil.graph.types import GivenShapes, Graph, IdentityMap, IdentitySet, Tensor
 from geutil.memory import sizes
@@ -127,7 +127,7 @@ def _tensors(graph: Graph, checkpoints: Iterable[Any]) -> tuple[Tensor, ...]:
 
 
 class AlwaysKept:
-    """Tells which forward tensors are kept whatever the caller chose."""
+    """Forward tensors that are kept in any case, and the reason for each."""
 
     def __init__(self, step: PlainStep) -> None:
         self._step = step
@@ -136,7 +136,7 @@ class AlwaysKept:
         self._known: dict[int, str | None] = {}
         read = IdentitySet(read.tensor for read in step.edges.reads)
         self._negligible = sizes.negligible_bytes(
-            tensor_bytes(t) for t in read if not segments.is_parameter(t.op)
+            tensor_bytes(t) for t in read if not is_parameter(t.op)
         )
 
     def __call__(self, tensor: Tensor) -> bool:
@@ -153,7 +153,7 @@ class AlwaysKept:
     def _find(self, tensor: Tensor) -> str | None:
         if tensor.op in self._given or not self._step.covers(tensor.op):
             return "it is given"
-        reason = segments.why_kept(tensor.op)
+        reason = why_kept(tensor.op)
         # How much a variant leads to is unknown: to a loop's stack, for one.
         unknown = sizes.known_dims(tensor) is None or tensor.dtype == tf.variant
         if reason is not None or unknown:
@@ -708,7 +708,7 @@ class _CandidateSearch:
         """Return the best candidate with some loops, or the error why none is."""
         # With encodings and without: to run ops again from a tensor may hold less than
         # its mask does. As long as tensors run again though they are encoded, the
-        # recomputation is chosen anew without these encodings.
+        # recomputation is chosen again without these encodings.
         reason = _HELD_FOR_TIME if self._in_budget else _HELD_FOR_LESS
         found = [self._attempt(levels, self.every, reason)]
         left: list[Encoding] = []

@@ -23,25 +23,19 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.gradients import segments
-from geutil.gradients.apply import make_edits
 from geutil.gradients.step import (
     PlainStep,
     TensorRead,
     edits_of,
     first_results,
+    is_parameter,
+    make_edits,
     renewed,
     tensors_of,
     with_edited_backward,
 )
 from geutil.graph import adjacency, creation, op_types, state, types, v1_control_flow
-from geutil.graph.types import (
-    IdentityMap,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-)
+from geutil.graph.types import IdentityMap, IdentitySet, Operation, Tensor
 from geutil.memory.kernels import cpu
 from geutil.memory.sizes import tensor_bytes, tensor_elements
 
@@ -192,7 +186,7 @@ def _buffer_of(tensor: Tensor) -> Tensor:
 def _is_held_anyway(step: PlainStep, buffer: Tensor) -> bool:
     """Return whether a buffer is held throughout, whatever reads it."""
     op = buffer.op
-    held = cpu.is_held(op) or segments.is_parameter(op)
+    held = cpu.is_held(op) or is_parameter(op)
     return held or not step.covers(op) or op in step.seeds
 
 
@@ -281,7 +275,7 @@ def _compact(tensor: Tensor, reads: Iterable[TensorRead]) -> str | None:
     op = tensor.op
     if any(read.tensor is not tensor for read in reads):
         return None
-    if op.type == "Cast" and not segments.is_parameter(op):
+    if op.type == "Cast" and not is_parameter(op):
         source = op.inputs[0].dtype
         exact = source.is_bool or source.is_integer or source.is_floating
         return _NARROW if exact and source.size < tensor.dtype.size else None
@@ -332,7 +326,7 @@ class Encoder:
     # new; nothing is made twice for that.
 
     # Encoded tensors by name of the encoding and by tensor, and the ops that make them.
-    made: dict[str, MutableIdentityMap[Tensor]] = field(default_factory=dict)
+    made: dict[str, types.MutableIdentityMap[Tensor]] = field(default_factory=dict)
     ops: list[Operation] = field(default_factory=list)
     # The tensors made of them, by the read whose place they take.
     decoders: dict[tuple[Any, ...], Tensor] = field(default_factory=dict)
@@ -407,7 +401,7 @@ class Encoder:
         self, key: str, tensor: Tensor, make: Callable[[Tensor], Tensor]
     ) -> Tensor:
         """Return the op made for a tensor before, or make it in the forward pass."""
-        made = self.made.setdefault(key, MutableIdentityMap())
+        made = self.made.setdefault(key, types.MutableIdentityMap())
         if tensor not in made:
             graph = tensor.graph
             before = state.count_ops(graph)

@@ -9,20 +9,18 @@ of the ops that run again, such as a bias, each time the same buffer.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import Any
 
 import tensorflow as tf
 
 from geutil.bodies.function_bodies import OpenedFunction, open_function
 from geutil.errors import PlanError, TransformError
-from geutil.gradients.planning.cuts import least_cut
-from geutil.gradients.segments import why_kept
-from geutil.gradients.step import PlainStep
+from geutil.gradients.step import PlainStep, why_kept
 from geutil.graph import (
     adjacency,
     creation,
@@ -30,17 +28,10 @@ from geutil.graph import (
     function_defs,
     functions,
     op_types,
+    types,
 )
 from geutil.graph.function_calls import Caller, LoopBody, source_of
-from geutil.graph.types import (
-    Graph,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    dims_of,
-    is_func_graph,
-)
+from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import closure_by_identity
 from geutil.memory.read import ITERATIONS, Called
 from geutil.memory.sizes import UNKNOWN, tensor_bytes
@@ -260,6 +251,56 @@ class _Body:
         return 0 if self._body.stays(place) else tensor_bytes(tensor)
 
 
+def least_cut(
+    weights: Sequence[int],
+    read: Sequence[Collection[int]],
+    given: Collection[int],
+    needed: Collection[int],
+) -> list[int]:
+    """Return the nodes of least weight that all needed ones follow from, in order."""
+    # A minimum vertex cut between given and needed nodes; `read` has the inputs of
+    # each. Of equal cuts it is the one nearest to the needed nodes. Source: Ford and
+    # Fulkerson, "Maximal flow through a network", 1956; the shortest path first
+    # (Edmonds and Karp, 1972).
+    source, sink = -1, -2
+    # More than any cut of the nodes weighs: such edges are never a part of one.
+    unlimited = sum(weights) + 1
+    # Node i is an edge of its weight, from an entrance 2 i to an exit 2 i + 1.
+    edges = [(2 * i, 2 * i + 1, weight) for i, weight in enumerate(weights)]
+    edges += [(2 * j + 1, 2 * i, unlimited) for i in range(len(read)) for j in read[i]]
+    edges += [(source, 2 * i, unlimited) for i in given]
+    edges += [(2 * i + 1, sink, unlimited) for i in needed]
+    # The capacity left on each edge, and the flow on it that can be taken back.
+    left: dict[int, dict[int, int]] = defaultdict(dict)
+    for start, end, most in edges:
+        left[start][end] = most
+        left[end].setdefault(start, 0)
+
+    def reached(first: int, *, back: bool) -> dict[int, int]:
+        """Return the nodes that flow can reach, each with the one before."""
+        met = {first: first}
+        waiting = [first]
+        for node in waiting:
+            for other in left[node]:
+                room = left[other][node] if back else left[node][other]
+                if room and other not in met:
+                    met[other] = node
+                    waiting.append(other)
+        return met
+
+    while sink in (before := reached(source, back=False)):
+        way = [sink]
+        while way[-1] != source:
+            way.append(before[way[-1]])
+        more = min(left[start][end] for end, start in pairwise(way))
+        for end, start in pairwise(way):
+            left[start][end] -= more
+            left[end][start] += more
+    behind = reached(sink, back=True)
+    nodes = range(len(weights))
+    return [i for i in nodes if 2 * i + 1 in behind and 2 * i not in behind]
+
+
 def _runs_again(op: Operation, *, with_heavy: bool) -> bool:
     """Return whether an op can run again in the loop of the backward pass."""
     if op.type == "Const":
@@ -341,7 +382,7 @@ class Rebuilt:
             graph, name = caller.op.graph, body.signature.name
             function_defs.register(body)
             functions.add_functions(graph, [body])
-            if is_func_graph(graph):
+            if types.is_func_graph(graph):
                 functions.publish_functions(graph, [name])
             function_calls.call_others(caller, {_body_of(caller): name})
         # Values computed for more iterations would be there at once.
@@ -446,5 +487,5 @@ def _list_of(element: Tensor) -> Tensor:
 
 def _element_shape(tensor: Tensor) -> Any:
     """Return the shape of a list's elements as TensorFlow takes it, -1 where open."""
-    dims = dims_of(tensor)
+    dims = types.dims_of(tensor)
     return -1 if dims is None else [-1 if dim is None else dim for dim in dims]

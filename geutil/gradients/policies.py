@@ -29,7 +29,7 @@ from geutil.graph.walks import closure
 from geutil.memory.sizes import tensor_bytes
 
 Policy: TypeAlias = Callable[[Tensor], bool]
-"""Tells of a forward tensor whether it shall be kept."""
+"""Returns whether to keep a forward tensor."""
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.choices import Candidate, Keeping, LoopValues
 from geutil.gradients.encodings import EncodedTensor, EncodingPlan, Halved
-from geutil.gradients.planning.plans import at_least
-from geutil.gradients.prediction import StepProgram, program_of
-from geutil.gradients.segments import is_parameter
+from geutil.gradients.plans import at_least
+from geutil.gradients.segments import StepProgram, program_of
+from geutil.gradients.step import is_parameter
 from geutil.graph.runtime import enclosing_graphs
 from geutil.graph.state import state_of
 from geutil.graph.types import Graph, Tensor, is_func_graph, is_graph, type_name

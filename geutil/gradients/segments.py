@@ -1,98 +1,49 @@
-"""Segments of forward ops that run again: their members, readers and waits."""
+"""Segments of forward ops that run again, and the memory of a step with them.
+
+A step is divided into segments, their members, readers and waits. Its memory is
+predicted from that, without building it.
+"""
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, field
-from functools import cached_property
+from copy import copy
+from dataclasses import dataclass, field, replace
+from functools import cached_property, partial
 from types import MappingProxyType
+from typing import Literal
+from weakref import WeakKeyDictionary
 
-from geutil.gradients.step import PlainStep, TensorRead
-from geutil.graph import adjacency, runtime, v1_control_flow
-from geutil.graph.op_types import types_in
-from geutil.graph.types import (
-    IdentityMap,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_reference,
-    is_stateful,
+from geutil.gradients.step import (
+    PlainStep,
+    Recomputation,
+    Segment,
+    TensorRead,
+    forwarded_op,
+    long_sums,
+    name_of_copy,
+    name_of_sent,
+    order_of_addition,
+    tensors_of,
 )
+from geutil.gradients.tape.engine import additions
+from geutil.graph import adjacency, runtime, types, walks
+from geutil.graph.adjacency import topological_sort
+from geutil.graph.types import IdentityMap, IdentitySet, Operation, Tensor
 from geutil.graph.walks import DisjointSets, closure
-from geutil.memory.kernels.cpu import is_held, passes_on
-from geutil.memory.times import Times
-
-SCOPE = "recomputed"
-"""The scope of ops that run again."""
-
-PARAMETERS = frozenset(("Const", "ReadVariableOp", "VariableV2", "Variable"))
-"""Types of ops that yield variables and constants."""
-
-_GIVEN = PARAMETERS | types_in(
-    "IteratorGetNext Placeholder PlaceholderWithDefault VarHandleOp _Arg"
-)
-_PRIMITIVE_FLOW = frozenset(
-    prefix + name
-    for prefix in ("", "Ref")
-    for name in ("Enter", "Exit", "Merge", "Switch", "NextIteration")
-) | {"LoopCond"}
-
-
-def why_kept(op: Operation) -> str | None:
-    """Return why an op cannot be run again, or None if it can."""
-    if op.type in _GIVEN or not op.inputs:
-        return "it is given"
-    if is_stateful(op):
-        # Side effects happen once: random draws, assignments, prints, queues.
-        return f"a {op.type} must run only once"
-    if any(is_reference(t) for t in op.inputs):
-        # TensorFlow does not call the assignments of version 1 stateful.
-        return "it reads or changes a variable of version 1"
-    if op.type in _PRIMITIVE_FLOW or v1_control_flow.is_inside(op):
-        return "it belongs to a loop or conditional of version 1"
-    if is_held(source_of(op)):
-        return "it is given"
-    if runtime.is_determinism_enabled() and is_left_to_chance(op):
-        return "the order in which it adds is left to chance"
-    return None
-
-
-def source_of(op: Operation) -> Operation:
-    """Return the op whose first output an op forwards; itself if it forwards none."""
-    # A read of a version 1 variable is an Identity that forwards the variable's buffer.
-    while passes_on(op.type) and op.type not in _PRIMITIVE_FLOW:
-        op = op.inputs[0].op
-    return op
-
-
-PLACES_TO_WAIT = {
-    "EmptyTensorList": 1,
-    "StatelessRandomNormalV2": 1,
-    "StatelessRandomUniformV2": 1,
-    "TensorListReserve": 1,
-}
-"""Where ops that read only integers can wait: inputs that are no shape."""
-
-
-def is_parameter(op: Operation) -> bool:
-    """Return whether an op yields a variable or constant, or forwards one."""
-    return source_of(op).type in PARAMETERS
-
-
-def is_left_to_chance(op: Operation) -> bool:
-    """Return whether TensorFlow may add an op's inputs in any order."""
-    return (
-        op.type == "AddN"
-        and len(op.inputs) > 2
-        and bool(op.outputs[0].dtype.is_floating or op.outputs[0].dtype.is_complex)
-        # XLA has an order of its own, always the same.
-        and not runtime.is_compiled_by_xla(op.graph)
-    )
-
+from geutil.memory import schedule
+from geutil.memory.buffers import Simulation
+from geutil.memory.executor import SEEDS, simulate, typical
+from geutil.memory.kernels.cpu import is_held
+from geutil.memory.program import Node, Program
+from geutil.memory.read import equal_constants, read_ops
+from geutil.memory.sizes import known_dims, negligible_bytes, tensor_bytes
 
 _ANYWHERE = frozenset(("",))
+
 _NO_TRANSFERS: Mapping[Operation, float] = MappingProxyType({})
 
 
@@ -179,108 +130,7 @@ def _joining(
 
 
 Keeps = Callable[[Tensor], bool]
-"""Tells whether a forward tensor is kept until the backward pass has read it."""
-
-
-@dataclass(frozen=True, eq=False)
-class Segment:
-    """Forward ops that are run again together, in topological order."""
-
-    ops: tuple[Operation, ...]
-    # The kept tensors that they read, and who reads their results.
-    kept: tuple[Tensor, ...]
-    reads: tuple[TensorRead, ...]
-    # Where backward ops of the same time read kept tensors as they are.
-    direct: tuple[TensorRead, ...]
-    # The ops that must have run before: then nothing of the segment before is held.
-    awaited: tuple[Operation, ...]
-    # For those of `kept` that have run again before, the segment that is read.
-    sources: IdentityMap[int] = field(default_factory=IdentityMap)
-    # Those of `ops` that do not run: their results come back from another device.
-    fetched: frozenset[Operation] = frozenset()
-    # The kept tensors that come back from there, each with the segment at whose gate
-    # that begins; -1 is the beginning of the backward pass.
-    returned: IdentityMap[int] = field(default_factory=IdentityMap)
-
-    @cached_property
-    def originals(self) -> tuple[Tensor, ...]:
-        """The kept tensors that are those of the forward pass."""
-        return tuple(t for t in self.kept if t not in self.sources)
-
-    @property
-    def needed(self) -> tuple[Tensor, ...]:
-        """The kept tensors that they, or the backward pass at their time, read."""
-        return (*self.originals, *(read.tensor for read in self.direct))
-
-
-def name_of_copy(op: Operation, turn: int) -> str:
-    """Return a program's name of an op's copy, after it has run again `turn` times."""
-    # No op has a colon in its name.
-    return f"{SCOPE}/{op.name}:{turn}" if turn else f"{SCOPE}/{op.name}"
-
-
-def name_of_sent(op: Operation) -> str:
-    """Return a program's name of the op that sends a result to another device."""
-    return f"{SCOPE}/{op.name}:sent"
-
-
-@dataclass(frozen=True, eq=False)
-class Recomputation:
-    """The ops of a step that are recomputed, by segments."""
-
-    step: PlainStep
-    # The forward tensors that the backward pass reads, or others are recomputed from,
-    # in graph order.
-    kept: tuple[Tensor, ...]
-    # In the order in which the backward pass needs them.
-    segments: tuple[Segment, ...]
-    # The last segment that each backward op comes after, or -1.
-    stages: Mapping[Operation, int] = field(default_factory=dict)
-    # The places of ops and copies in a schedule, by a program's names of them.
-    places: Mapping[str, int] = field(default_factory=dict)
-    # The ops whose results wait on another device instead of running again, each with
-    # how long its result is on the way there, or back.
-    fetched: Mapping[Operation, float] = field(default_factory=dict)
-
-    @property
-    def offloaded(self) -> list[Tensor]:
-        """The kept tensors that wait on another device."""
-        return list(IdentitySet(t for s in self.segments for t in s.returned))
-
-    @property
-    def transfer_time(self) -> float:
-        """How long results are on the way to another device and back, all in all."""
-        back = (self.fetched[op] for s in self.segments for op in s.fetched)
-        return sum(self.fetched.values()) + sum(back)
-
-    def extra_time(self, time_of: Times) -> float:
-        """Return the time of ops that run again and of transfers."""
-        return sum(map(time_of, self.run_again)) + self.transfer_time
-
-    def extra_share(self, time_of: Times) -> float:
-        """Return the extra time as a fraction of the plain step's time."""
-        return self.extra_time(time_of) / (sum(map(time_of, self.step.ops())) or 1.0)
-
-    @cached_property
-    def run_again(self) -> tuple[Operation, ...]:
-        """The ops that run again, each as often as it does."""
-        # A helper that gradient functions made of forward tensors alone, and whose
-        # copies alone are read, does not run itself: one of its copies is not again.
-        is_helper = self.step.is_helper
-        copied = [op for s in self.segments for op in s.ops if op not in s.fetched]
-        helpers = set(filter(is_helper, copied))
-        ends = (t.op for t in self.kept) if helpers else ()
-        as_they_are = closure(
-            ends, lambda op: (t.op for t in op.inputs if is_helper(t.op))
-        )
-        moved = helpers - as_they_are.keys()
-        again = []
-        for op in copied:
-            if op in moved:
-                moved.remove(op)
-            else:
-                again.append(op)
-        return tuple(again)
+"""Returns whether a forward tensor is kept until the backward pass has read it."""
 
 
 def plan_recomputation(
@@ -435,7 +285,7 @@ def scheduled_recomputation(
             direct_reads.append(read)
         else:
             groups[stage].reads.append(read)
-    sources: list[MutableIdentityMap[int]] = []
+    sources: list[types.MutableIdentityMap[int]] = []
     inputs: list[IdentitySet] = []
     for stage, ops in enumerate(bursts):
         members = frozenset(ops)
@@ -447,7 +297,7 @@ def scheduled_recomputation(
             if t.op not in members
         )
         earlier = ((t, latest(t.op, stage)) for t in read_tensors)
-        sources.append(MutableIdentityMap((t, s) for t, s in earlier if s >= 0))
+        sources.append(types.MutableIdentityMap((t, s) for t, s in earlier if s >= 0))
         inputs.append(read_tensors)
     return _with_waits(step, groups, direct_reads, inputs, newest, sources, fetched)
 
@@ -467,3 +317,447 @@ def _raise_along(step: PlainStep, newest: dict[Operation, int]) -> None:
             if newest[source] > newest[raised]:
                 newest[raised] = newest[source]
                 rising = True
+
+
+_BARRIER = Node(
+    "barrier", "PlaceholderWithDefault", aliases=((0, 0),), cheap=True, queue=""
+)
+
+_NO_PLACES: Mapping[str, int] = MappingProxyType({})
+
+Updates = Literal["none", "in place", "apart"]
+
+
+def executed(program: Program) -> Simulation:
+    """Simulate a program in a usual order of the executor; see `typical`."""
+    # Peaks of so many nodes differ by less than a percent.
+    orders = 3 if len(program.nodes) > 1000 else SEEDS
+    return typical(program, orders)
+
+
+_known: WeakKeyDictionary[PlainStep, StepProgram] = WeakKeyDictionary()
+
+
+def program_of(step: PlainStep) -> StepProgram:
+    """Return a step as a program, as it was at the first call."""
+    program = _known.get(step)
+    if program is None:
+        program = _known[step] = StepProgram(step)
+    return program
+
+
+@dataclass(eq=False)
+class _Draft:
+    """The program of a step with segments that run again, while they are added."""
+
+    nodes: list[Node]
+    sizes: list[int]
+    # The numbers of tensors on another device.
+    sent: dict[int, int] = field(default_factory=dict)
+    # The nodes behind which segments begin, and the copies of tensors in each.
+    gates: list[int] = field(default_factory=list)
+    copies: list[dict[int, int]] = field(default_factory=list)
+    # How often each op has run again.
+    turns: Counter[Operation] = field(default_factory=Counter)
+
+
+class StepProgram:
+    """A step with plain gradients as a program, and those of plans made from it."""
+
+    # `updates`, as far as known, use up each gradient: "in place", or "apart", with as
+    # many bytes again while they run.
+
+    def __init__(self, step: PlainStep, *, updates: Updates = "none") -> None:
+        fetched = [*step.ys, *tensors_of(step.gradients)]
+        # As `build_recomputation` does. XLA's own order is taken to hold as little.
+        self._ordered = not runtime.is_determinism_enabled()
+        ops = topological_sort(step.ops(), step.rewired)
+        reading = read_ops(
+            ops, (), tensor_bytes, step.calls, dims=known_dims, edges=step
+        )
+        instead = equal_constants(ops, fetched).items()
+        nodes = reading.program.nodes
+        self._whole = reading.program.merged(
+            {reading.places[op]: reading.places[same] for op, same in instead}
+        )
+        given = len(nodes) - len(ops)
+        held = {*range(given), *(reading.places[op] for op in ops if is_held(op))}
+        program, place = reading.program.without(held)
+        self._nodes = program.with_queues([""] * len(program.nodes)).nodes
+        self._sizes = program.sizes
+        self._place = {op: place[i] for op, i in reading.places.items() if i in place}
+        lost = {t for i in held for t in nodes[i].outputs}
+        self._number = {t: n for t, n in reading.tensors.items() if n not in lost}
+        self._maxima = reading.maxima
+        self._sums = {
+            self._place[op]: order_of_addition(step, op)
+            for op in long_sums(step)
+            if op in self._place
+        }
+        self._wanted = [n for t in fetched for n in self._numbers([t])]
+        self._seeds = step.seeds
+        self._starts = [*step.seeds, *step.unawaited_helpers(ops)]
+        self._ends = types.unique(y.op for y in step.ys)
+        # Who differentiates something large seldom asks for it as well.
+        held_tensors = fetched if step.holds_gradients else ()
+        self._held = [n for t in held_tensors for n in self._numbers([t])]
+        is_updated = updates != "none" and not step.holds_gradients
+        updated = step.gradients if is_updated else ()
+        self._is_apart = updates == "apart"
+        readers = _readers_of_variables(ops) if updated else {}
+        handles = step.handles or [None] * len(step.gradients)
+        self._updated = [
+            (number, readers.get(id(handle), ()))
+            for t, handle in zip(updated, handles, strict=False)
+            if types.is_tensor(t)
+            for number in self._numbers([t])
+        ]
+
+    def compact(self) -> StepProgram:
+        """Return the step without views and ops of tiny tensors alone."""
+        result = copy(self)
+        result.leave_tiny_out()
+        return result
+
+    def leave_tiny_out(self) -> None:
+        """Remove views, and the nodes that read and make tiny tensors alone."""
+        # These hold a thousandth of all bytes at most, and peaks change as little. They
+        # are half of the nodes of ResNet50, a third of a transformer's.
+        sizes, nodes = self._sizes, self._nodes
+        tiny = negligible_bytes(sizes, 0.001)
+        ends = {
+            self._place[op] for op in (*self._starts, *self._ends) if op in self._place
+        }
+        wanted = frozenset(self._wanted)
+        small = {
+            i
+            for i, node in enumerate(nodes)
+            if i not in ends
+            and node.temporary <= tiny
+            and all(sizes[t] <= tiny for t in (*node.inputs, *node.outputs))
+            and wanted.isdisjoint(node.outputs)
+        }
+        # A node that waits for more than four stays: each of its readers would wait for
+        # all.
+        program, place = Program(nodes, sizes).without(small, 4)
+        program, shown, left = program.without_views({*self._wanted, *self._maxima})
+        place = {i: left[n] for i, n in place.items() if n in left}
+        made = {t for node in program.nodes for t in node.outputs}
+        self._nodes, self._sizes = program.nodes, program.sizes
+        self._place = {op: place[i] for op, i in self._place.items() if i in place}
+        numbers = ((t, shown.get(n, n)) for t, n in self._number.items())
+        self._number = {t: n for t, n in numbers if n in made}
+        self._sums = {place[i]: o for i, o in self._sums.items() if i in place}
+
+    @property
+    def ops(self) -> list[Operation]:
+        """The ops of the nodes, for plain gradients."""
+        return list(self._place)
+
+    @property
+    def size(self) -> int:
+        """The number of nodes of the step with plain gradients, at least 1."""
+        return max(len(self._nodes), 1)
+
+    def plain_peak(self) -> int:
+        """Return the resident bytes of plain gradients in the executor's order."""
+        return self._plain.simulation.resident
+
+    def peak(
+        self, segments: Iterable[Segment] = (), places: Mapping[str, int] = _NO_PLACES
+    ) -> int:
+        """Return the most resident bytes at once in the order of `quick`."""
+        return self.quick(segments, places).resident
+
+    def quick(
+        self, segments: Iterable[Segment] = (), places: Mapping[str, int] = _NO_PLACES
+    ) -> Simulation:
+        """Simulate the step, and segments that run again, in one low-memory order."""
+        program = self.program(segments)
+        if not self._ordered:
+            return simulate(program)
+        controlled = schedule.with_controls(program, self.later(program).items())
+        return schedule.quick_order(controlled, _places_of(program, places))
+
+    def plan(
+        self,
+        segments: Iterable[Segment] = (),
+        places: Mapping[str, int] = _NO_PLACES,
+        *,
+        ordered: bool = True,
+    ) -> schedule.OrderPlan:
+        """Return an order of the step, `ordered` or the executor's, with its waits."""
+        program = self.on_device(self.program(segments))
+        if ordered and self._ordered:
+            # Its loops are held to few iterations at once.
+            nodes = [node.changed(surge=0) for node in program.nodes]
+            program = replace(program, nodes=nodes)
+            known = _places_of(program, places)
+            return schedule.plan_order(program, later=self.later(program), known=known)
+        return schedule.OrderPlan(partial(simulate, program))
+
+    def on_device(self, program: Program) -> Program:
+        """Return a program of the step on its device, which may hand out chunks."""
+        return replace(program, device=self._whole.device)
+
+    def plain(self, *, holds_gradients: bool) -> schedule.OrderPlan:
+        """Return the schedule of plain gradients by the executor."""
+        if not holds_gradients or self._held == self._wanted:
+            return self._plain
+        program = replace(self._whole, fetched=self._wanted)
+        return schedule.OrderPlan(partial(executed, program))
+
+    @cached_property
+    def _plain(self) -> schedule.OrderPlan:
+        program = replace(self._whole, fetched=self._held)
+        return schedule.OrderPlan(partial(executed, program))
+
+    def later(self, program: Program) -> dict[int, list[int]]:
+        """Map the first nodes of the backward pass to the nodes before them."""
+        names = {node.name: i for i, node in enumerate(program.nodes)}
+        ys = [names[op.name] for op in self._ends if op.name in names]
+        return {names[op.name]: ys for op in self._starts if op.name in names}
+
+    def program(
+        self,
+        segments: Iterable[Segment] = (),
+        *,
+        updates_wait: bool = False,
+    ) -> Program:
+        """Return the step with the ops of some segments run again."""
+        # If there are any, sums of gradients are added up as these come. If
+        # `updates_wait`, updates that matter wait for all readers of their variables,
+        # apart from ops that run again. Otherwise an update may leave the old value
+        # behind.
+        segments, draft = list(segments), _Draft([*self._nodes], [*self._sizes])
+        nodes, sizes = draft.nodes, draft.sizes
+        self._add_sent(segments, draft)
+        for segment in segments:
+            self._add_gate(segment, draft)
+            back = self._add_returned(segment, draft)
+            draft.copies.append(self._add_segment(segment, draft, back))
+            draft.turns.update(segment.ops)
+        if segments and self._ordered:
+            for place, order in self._sums.items():
+                _add_in_turn(nodes, sizes, place, order)
+        if segments:
+            nodes = _pruned(nodes, sizes, self._wanted)
+        small = schedule.negligible_size(Program(nodes, sizes))
+        nodes += self._updates(small if updates_wait else math.inf)
+        if not updates_wait:
+            self._read_variables(nodes, sizes, draft.turns)
+        return Program(nodes, sizes, self._held)
+
+    def _updates(self, bound: float) -> list[Node]:
+        """Return the updates; of more bytes than a bound they wait for all readers."""
+        return [
+            Node(
+                "update",
+                "AssignSubVariableOp",
+                [number],
+                controls=[self._place[op] for op in readers]
+                if self._sizes[number] > bound
+                else (),
+                temporary=self._sizes[number] if self._is_apart else 0,
+            )
+            for number, readers in self._updated
+        ]
+
+    def _read_variables(
+        self, nodes: list[Node], sizes: list[int], turns: Mapping[Operation, int]
+    ) -> None:
+        """Let readers of a variable hold it, in `nodes` (updates last) and `sizes`."""
+        # Where a read comes after the update, in the backward pass or in `turns` of ops
+        # that run again, the update leaves the old value and makes a buffer for the new
+        # one.
+        place = {node.name: i for i, node in enumerate(nodes)} if self._updated else {}
+        first = len(nodes) - len(self._updated)
+        for i, (number, readers) in enumerate(self._updated, first):
+            value, renewed = len(sizes), len(sizes) + 1
+            sizes += [0, sizes[number]]
+            for op in readers:
+                names = [name_of_copy(op, turn) for turn in range(turns[op])]
+                for j in (place[name] for name in (op.name, *names) if name in place):
+                    nodes[j] = nodes[j].changed(inputs=[*nodes[j].inputs, value])
+            nodes[i] = nodes[i].changed(outputs=[renewed], updates=[value])
+            nodes.append(Node("variable", "ReadVariableOp", outputs=[value]))
+
+    def gradient_bytes(self, backward: Iterable[Operation]) -> list[int]:
+        """Return the bytes of the backward pass alone while each of its ops runs."""
+        # In graph order, and without the forward tensors that it reads.
+        places = [self._place.get(op) for op in backward]
+        sizes = [0] * len(self._sizes)
+        for place in places:
+            if place is not None:
+                for number in self._nodes[place].outputs:
+                    sizes[number] = self._sizes[number]
+        program = Program(self._nodes, sizes, self._held)
+        held_bytes = simulate(program, range(len(self._nodes))).held
+        return [0 if place is None else held_bytes[place] for place in places]
+
+    def _numbers(self, tensors: Iterable[Tensor]) -> list[int]:
+        numbers = (self._number.get(id(t)) for t in tensors)
+        return [number for number in numbers if number is not None]
+
+    def _add_sent(self, segments: Iterable[Segment], draft: _Draft) -> None:
+        """Add the sends to another device."""
+        # They count for nothing there.
+        nodes, sizes = draft.nodes, draft.sizes
+        fetched = (op for s in segments for op in s.ops if op in s.fetched)
+        made = {nodes[self._place[op]].outputs[0]: op for op in fetched}
+        returned = (t for s in segments for t in s.returned)
+        made |= {n: t.op for t in returned for n in self._numbers([t])}
+        for number, op in made.items():
+            draft.sent[number] = len(sizes)
+            nodes.append(Node(name_of_sent(op), "Identity", [number], [len(sizes)]))
+            sizes.append(0)
+
+    def _add_gate(self, segment: Segment, draft: _Draft) -> None:
+        """Add the node behind which a segment begins."""
+        waits = [self._place[op] for op in segment.awaited if op in self._place]
+        draft.gates.append(len(draft.nodes))
+        draft.nodes.append(Node("gate", "NoOp", controls=waits, cheap=True, queue=""))
+
+    def _add_returned(self, segment: Segment, draft: _Draft) -> dict[int, int]:
+        """Add the returns of kept tensors for a segment; return their numbers."""
+        nodes, sizes, sent = draft.nodes, draft.sizes, draft.sent
+        back: dict[int, int] = {}
+        seeds = [self._place[op] for op in self._seeds if op in self._place]
+        for t, begin in segment.returned.items():
+            for number in self._numbers([t]):
+                back[number] = len(sizes)
+                # Before any stage, a return begins as the backward pass does.
+                awaited = [draft.gates[begin]] if begin >= 0 else seeds
+                outputs = [len(sizes)]
+                nodes.append(Node("back", "Identity", [sent[number]], outputs, awaited))
+                sizes.append(sizes[number])
+        return back
+
+    def _add_segment(
+        self, segment: Segment, draft: _Draft, back: Mapping[int, int]
+    ) -> dict[int, int]:
+        """Add the second run of a segment behind its gate; return its copies."""
+        # `back` are the tensors that come from another device.
+        nodes, sizes, turns = draft.nodes, draft.sizes, draft.turns
+        gate = draft.gates[-1]
+        copies: dict[int, int] = {}
+        for t in segment.kept:
+            for number in self._numbers([t]):
+                source = segment.sources.get(t, -1)
+                held = back.get(number, number)
+                if source >= 0:
+                    held = draft.copies[source][number]
+                copies[number] = len(sizes)
+                nodes.append(
+                    _BARRIER.changed(
+                        inputs=[held], outputs=[len(sizes)], controls=[gate]
+                    )
+                )
+                sizes.append(sizes[number])
+        for op in segment.ops:
+            if op not in self._place:
+                continue
+            node = nodes[self._place[op]]
+            first = len(sizes)
+            # Places of maxima do not travel: the gradient goes on reading the first.
+            made = node.outputs[:1] if op in segment.fetched else node.outputs
+            for number in made:
+                copies[number] = len(sizes)
+                sizes.append(sizes[number])
+            if op in segment.fetched:
+                name, outputs = name_of_copy(op, turns[op]), [first]
+                there = [draft.sent[made[0]]]
+                nodes.append(Node(name, "Identity", there, outputs, [gate]))
+                continue
+            # The barriers wait for the gate, so the readers of a copy wait for it, too.
+            inputs = [copies.get(number, number) for number in node.inputs]
+            nodes.append(
+                node._replace(
+                    name=name_of_copy(op, turns[op]),
+                    inputs=inputs,
+                    outputs=range(first, len(sizes)),
+                    controls=() if inputs else (gate,),
+                )
+            )
+        changed: dict[int, set[int]] = {}
+        for read in segment.reads:
+            if read.op not in self._place:
+                continue
+            numbers = changed.setdefault(self._place[read.op], set())
+            for number in self._numbers([read.tensor]):
+                numbers.add(number)
+                numbers.update({self._maxima.get(number, number)} & copies.keys())
+        for place, numbers in changed.items():
+            inputs = [copies[n] if n in numbers else n for n in nodes[place].inputs]
+            nodes[place] = nodes[place]._replace(inputs=inputs)
+        for read in segment.direct if back else ():
+            if read.op in self._place:
+                place = self._place[read.op]
+                numbers = set(self._numbers([read.tensor]))
+                inputs = [
+                    back.get(n, n) if n in numbers else n for n in nodes[place].inputs
+                ]
+                nodes[place] = nodes[place]._replace(inputs=inputs)
+        return copies
+
+
+def _places_of(program: Program, places: Mapping[str, int]) -> dict[int, int]:
+    """Return the places that nodes have, by number."""
+    if not places:
+        return {}
+    names = ((i, node.name) for i, node in enumerate(program.nodes))
+    return {i: places[name] for i, name in names if name in places}
+
+
+def _pruned(nodes: list[Node], sizes: list[int], roots: list[int]) -> list[Node]:
+    """Return the nodes that some root depends on."""
+    maker = [0] * len(sizes)
+    for place, node in enumerate(nodes):
+        for number in node.outputs:
+            maker[number] = place
+    left = sorted(
+        walks.closure(
+            (maker[number] for number in roots),
+            lambda place: (
+                *(maker[number] for number in nodes[place].inputs),
+                *nodes[place].controls,
+            ),
+        )
+    )
+    new_place = dict(zip(left, range(len(left)), strict=True))
+    final = [nodes[place] for place in left]
+    for place, node in enumerate(final):
+        # Inputs are tensors, whose numbers stay; controls are nodes.
+        if node.controls:
+            controls = [new_place[control] for control in node.controls]
+            final[place] = node._replace(controls=controls)
+    return final
+
+
+def _add_in_turn(
+    nodes: list[Node], sizes: list[int], place: int, order: list[int]
+) -> None:
+    """Replace the node of a sum by one for each pair that is added."""
+    node = nodes[place]._replace(reuses=((0, 0),))
+    if len(node.inputs) < len(order):
+        # Part of it is held anyway.
+        return
+    numbers = [node.inputs[i] for i in order]
+    *pairs, last = additions(len(numbers))
+    for first, second in pairs:
+        inputs = [numbers[first], numbers[second]]
+        nodes.append(node._replace(inputs=inputs, outputs=[len(sizes)]))
+        numbers.append(len(sizes))
+        sizes.append(sizes[node.outputs[0]])
+    nodes[place] = node._replace(inputs=[numbers[i] for i in last])
+
+
+def _readers_of_variables(ops: Iterable[Operation]) -> dict[int, list[Operation]]:
+    """Map the id of each variable's handle to the ops that read its value."""
+    readers: dict[int, list[Operation]] = {}
+    for op in ops:
+        sources = types.unique(forwarded_op(t.op) for t in op.inputs)
+        for source in sources:
+            if source is not op and source.type == "ReadVariableOp":
+                readers.setdefault(id(source.inputs[0]), []).append(op)
+    return readers

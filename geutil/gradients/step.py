@@ -1,4 +1,4 @@
-"""A training step as TensorFlow would build it: forward ops and backward ops.
+"""A training step: forward ops, backward ops, and the segments that may run again.
 
 The backward graph is TensorFlow's own, built by one call of its gradients, or that of a
 tape. Later edits that save memory only change which tensors that graph reads.
@@ -6,30 +6,35 @@ tape. Later edits that save memory only change which tensors that graph reads.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, Protocol
 
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
 from geutil.gradients.tape.engine import TapeEngine, tape_gradients
-from geutil.graph import adjacency, creation, runtime, state, types, v1_control_flow
-from geutil.graph.types import (
-    Graph,
-    IdentityMap,
-    Operation,
-    Tensor,
-    is_tensor,
-    type_name,
-    unique,
+from geutil.graph import (
+    adjacency,
+    creation,
+    op_types,
+    runtime,
+    state,
+    types,
+    v1_control_flow,
 )
+from geutil.graph.op_types import types_in
+from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import closure
 from geutil.memory.kernels import cpu
+from geutil.memory.kernels.cpu import aliases, is_held, passes_on
 from geutil.memory.read import Called, calls_of
 from geutil.memory.times import Times, op_times
 from geutil.select.walks import get_backward_walk_ops
+
+RECOMPUTED = "recomputed"
+"""The scope of ops that run again."""
 
 
 class LoopEdit(Protocol):
@@ -82,7 +87,7 @@ class BackwardEdges:
 class PlainStep:
     """A training step with plain gradients."""
 
-    graph: Graph
+    graph: types.Graph
     ys: tuple[Tensor, ...]
     # Without variables.
     xs: tuple[Tensor, ...]
@@ -196,6 +201,173 @@ class PlainStep:
         return min(map(adjacency.creation_index, self.seeds), default=0)
 
 
+PARAMETERS = frozenset(("Const", "ReadVariableOp", "VariableV2", "Variable"))
+"""Types of ops that yield variables and constants."""
+
+_GIVEN = PARAMETERS | types_in(
+    "IteratorGetNext Placeholder PlaceholderWithDefault VarHandleOp _Arg"
+)
+
+_PRIMITIVE_FLOW = frozenset(
+    prefix + name
+    for prefix in ("", "Ref")
+    for name in ("Enter", "Exit", "Merge", "Switch", "NextIteration")
+) | {"LoopCond"}
+
+
+def why_kept(op: Operation) -> str | None:
+    """Return why an op cannot be run again, or None if it can."""
+    if op.type in _GIVEN or not op.inputs:
+        return "it is given"
+    if types.is_stateful(op):
+        # Side effects happen once: random draws, assignments, prints, queues.
+        return f"a {op.type} must run only once"
+    if any(types.is_reference(t) for t in op.inputs):
+        # TensorFlow does not call the assignments of version 1 stateful.
+        return "it reads or changes a variable of version 1"
+    if op.type in _PRIMITIVE_FLOW or v1_control_flow.is_inside(op):
+        return "it belongs to a loop or conditional of version 1"
+    if is_held(forwarded_op(op)):
+        return "it is given"
+    if runtime.is_determinism_enabled() and is_left_to_chance(op):
+        return "the order in which it adds is left to chance"
+    return None
+
+
+def forwarded_op(op: Operation) -> Operation:
+    """Return the op whose first output an op forwards; itself if it forwards none."""
+    # A read of a version 1 variable is an Identity that forwards the variable's buffer.
+    while passes_on(op.type) and op.type not in _PRIMITIVE_FLOW:
+        op = op.inputs[0].op
+    return op
+
+
+PLACES_TO_WAIT = {
+    "EmptyTensorList": 1,
+    "StatelessRandomNormalV2": 1,
+    "StatelessRandomUniformV2": 1,
+    "TensorListReserve": 1,
+}
+"""Where ops that read only integers can wait: inputs that are no shape."""
+
+
+def is_parameter(op: Operation) -> bool:
+    """Return whether an op yields a variable or constant, or forwards one."""
+    return forwarded_op(op).type in PARAMETERS
+
+
+def is_left_to_chance(op: Operation) -> bool:
+    """Return whether TensorFlow may add an op's inputs in any order."""
+    return (
+        op.type == "AddN"
+        and len(op.inputs) > 2
+        and bool(op.outputs[0].dtype.is_floating or op.outputs[0].dtype.is_complex)
+        # XLA has an order of its own, always the same.
+        and not runtime.is_compiled_by_xla(op.graph)
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """Forward ops that are run again together, in topological order."""
+
+    ops: tuple[Operation, ...]
+    # The kept tensors that they read, and who reads their results.
+    kept: tuple[Tensor, ...]
+    reads: tuple[TensorRead, ...]
+    # Where backward ops of the same time read kept tensors as they are.
+    direct: tuple[TensorRead, ...]
+    # The ops that must have run before: then nothing of the segment before is held.
+    awaited: tuple[Operation, ...]
+    # For those of `kept` that have run again before, the segment that is read.
+    sources: IdentityMap[int] = field(default_factory=IdentityMap)
+    # Those of `ops` that do not run: their results come back from another device.
+    fetched: frozenset[Operation] = frozenset()
+    # The kept tensors that come back from there, each with the segment at whose gate
+    # that begins; -1 is the beginning of the backward pass.
+    returned: IdentityMap[int] = field(default_factory=IdentityMap)
+
+    @cached_property
+    def originals(self) -> tuple[Tensor, ...]:
+        """The kept tensors that are those of the forward pass."""
+        return tuple(t for t in self.kept if t not in self.sources)
+
+    @property
+    def needed(self) -> tuple[Tensor, ...]:
+        """The kept tensors that they, or the backward pass at their time, read."""
+        return (*self.originals, *(read.tensor for read in self.direct))
+
+
+def name_of_copy(op: Operation, turn: int) -> str:
+    """Return a program's name of an op's copy, after it has run again `turn` times."""
+    # No op has a colon in its name.
+    return f"{RECOMPUTED}/{op.name}:{turn}" if turn else f"{RECOMPUTED}/{op.name}"
+
+
+def name_of_sent(op: Operation) -> str:
+    """Return a program's name of the op that sends a result to another device."""
+    return f"{RECOMPUTED}/{op.name}:sent"
+
+
+@dataclass(frozen=True, eq=False)
+class Recomputation:
+    """The ops of a step that are recomputed, by segments."""
+
+    step: PlainStep
+    # The forward tensors that the backward pass reads, or others are recomputed from,
+    # in graph order.
+    kept: tuple[Tensor, ...]
+    # In the order in which the backward pass needs them.
+    segments: tuple[Segment, ...]
+    # The last segment that each backward op comes after, or -1.
+    stages: Mapping[Operation, int] = field(default_factory=dict)
+    # The places of ops and copies in a schedule, by a program's names of them.
+    places: Mapping[str, int] = field(default_factory=dict)
+    # The ops whose results wait on another device instead of running again, each with
+    # how long its result is on the way there, or back.
+    fetched: Mapping[Operation, float] = field(default_factory=dict)
+
+    @property
+    def offloaded(self) -> list[Tensor]:
+        """The kept tensors that wait on another device."""
+        return list(types.IdentitySet(t for s in self.segments for t in s.returned))
+
+    @property
+    def transfer_time(self) -> float:
+        """How long results are on the way to another device and back, all in all."""
+        back = (self.fetched[op] for s in self.segments for op in s.fetched)
+        return sum(self.fetched.values()) + sum(back)
+
+    def extra_time(self, time_of: Times) -> float:
+        """Return the time of ops that run again and of transfers."""
+        return sum(map(time_of, self.run_again)) + self.transfer_time
+
+    def extra_share(self, time_of: Times) -> float:
+        """Return the extra time as a fraction of the plain step's time."""
+        return self.extra_time(time_of) / (sum(map(time_of, self.step.ops())) or 1.0)
+
+    @cached_property
+    def run_again(self) -> tuple[Operation, ...]:
+        """The ops that run again, each as often as it does."""
+        # A helper that gradient functions made of forward tensors alone, and whose
+        # copies alone are read, does not run itself: one of its copies is not again.
+        is_helper = self.step.is_helper
+        copied = [op for s in self.segments for op in s.ops if op not in s.fetched]
+        helpers = set(filter(is_helper, copied))
+        ends = (t.op for t in self.kept) if helpers else ()
+        as_they_are = closure(
+            ends, lambda op: (t.op for t in op.inputs if is_helper(t.op))
+        )
+        moved = helpers - as_they_are.keys()
+        again = []
+        for op in copied:
+            if op in moved:
+                moved.remove(op)
+            else:
+                again.append(op)
+        return tuple(again)
+
+
 def build_step(
     ys: Any,
     xs: Any,
@@ -228,8 +400,8 @@ def build_step(
         gradients = tape_gradients(*arguments, engine)
     # Slices keep the caller's indices.
     new = (s.values if isinstance(s, tf.IndexedSlices) else s for s in seeds)
-    starts = unique(t.op for t in new if t is not None)
-    tensors = [x for x in sources if is_tensor(x)]
+    starts = types.unique(t.op for t in new if t is not None)
+    tensors = [x for x in sources if types.is_tensor(x)]
     step = PlainStep(
         graph,
         tuple(targets),
@@ -292,16 +464,16 @@ def require_targets(ys: Any) -> list[Tensor]:
 
 def require_target(y: Any) -> Tensor:
     """Return a y as a tensor of a graph, or raise `ArgumentTypeError`."""
-    if is_tensor(y):
+    if types.is_tensor(y):
         return y
     try:
         converted = tf.convert_to_tensor(y)
     except (TypeError, ValueError):  # TensorFlow raises one or the other.
         converted = None
-    if not is_tensor(converted):
+    if not types.is_tensor(converted):
         raise ArgumentTypeError(
-            f"expected a tensor of a graph to differentiate, got {type_name(y)}; call "
-            "this in a graph or inside tf.function"
+            "expected a tensor of a graph to differentiate, got "
+            f"{types.type_name(y)}; call this in a graph or inside tf.function"
         )
     return converted
 
@@ -314,7 +486,7 @@ def source_of(x: Any) -> Any:
     return value if isinstance(value, tf.Variable) else x
 
 
-def _handle_in(graph: Graph, x: Any, gradient: Any) -> Tensor | None:
+def _handle_in(graph: types.Graph, x: Any, gradient: Any) -> Tensor | None:
     """Return the handle in a graph of a variable that there is a gradient for."""
     handle = getattr(x, "handle", None) if isinstance(x, tf.Variable) else None
     if gradient is None or handle is None:
@@ -327,7 +499,7 @@ def _reference_of(x: Any) -> Tensor | None:
     # A resource variable is known by its handle and has no reference.
     if isinstance(x, tf.Variable) and not hasattr(x, "handle"):
         return runtime.variable_handle(x)
-    tensor = x if is_tensor(x) else None
+    tensor = x if types.is_tensor(x) else None
     while tensor is not None and not types.is_reference(tensor):
         shown = dict(cpu.aliases(tensor.op)).get(tensor.value_index)
         tensor = None if shown is None else tensor.op.inputs[shown]
@@ -385,7 +557,7 @@ def _look_up(step: PlainStep) -> BackwardEdges:
     # The needs of an iteration are those of the loop.
     tied = [*v1_control_flow.back_edges_among(step.backward), *_merged(step)]
     awaitable = tuple(v1_control_flow.unconditional(step.backward))
-    read_ops = unique(read.tensor.op for read in reads)
+    read_ops = types.unique(read.tensor.op for read in reads)
     behind = get_backward_walk_ops(
         read_ops, within_ops_fn=step.covers, control_inputs=True
     )
@@ -483,3 +655,131 @@ def edits_of(
             awaited = controls.setdefault(reader, adjacency.control_inputs(reader))
             awaited[:] = [tensor.op if c is op else c for c in awaited]
     return Edits(inputs, controls)
+
+
+def make_edits(edits: Edits) -> None:
+    """Make edits that were planned."""
+    for op, tensors in edits.inputs.items():
+        for index, (old, new) in enumerate(zip(op.inputs, tensors, strict=True)):
+            if new is not old:
+                creation.set_new_input(op, index, new)
+    for op, awaited in edits.controls.items():
+        creation.set_control_inputs(op, awaited)
+    for loop in edits.loops:
+        loop.apply()
+
+
+def edges_of(ops: Iterable[Operation]) -> Edits:
+    """Return the current edges of some ops as edits that restore them."""
+    ops = list(ops)
+    return Edits(
+        {op: list(op.inputs) for op in ops},
+        {op: list(adjacency.control_inputs(op)) for op in ops},
+    )
+
+
+def set_back(edges: Edits) -> None:
+    """Restore the edges that ops had before."""
+    inputs = {
+        op: tensors
+        for op, tensors in edges.inputs.items()
+        if any(new is not old for new, old in zip(tensors, op.inputs, strict=True))
+    }
+    controls = {
+        op: awaited
+        for op, awaited in edges.controls.items()
+        if {*awaited} != {*adjacency.control_inputs(op)}
+    }
+    make_edits(Edits(inputs, controls))
+
+
+# An update of a reference variable of version 1 is done in its buffer, which readers
+# share: `Identity` copies nothing. TensorFlow runs an update as soon as its gradient is
+# there, and later reads of the backward pass get the new value. So
+# `Optimizer.compute_gradients` gates gradients; here each waits for the readers of its
+# own variable in the step. So who fetches one such gradient runs these reads, too.
+# Reads of another call of `gradients` are not waited for, nor an argument that a
+# function returns as it is. Resource variables need none of this.
+
+_CALLING = op_types.LOOPS | op_types.BRANCHINGS | op_types.CALLS
+
+
+def let_out_when_read(step: PlainStep) -> PlainStep:
+    """Make gradients of reference variables wait for all reads of these in a step."""
+    pairs = zip(step.gradients, step.references, strict=True)
+    updated = [(g, r) for g, r in pairs if not (g is None or r is None)]
+    if not updated:
+        return step
+    ops = adjacency.topological_sort(step.ops())
+    needed = frozenset(ops)
+    awaitable = frozenset(v1_control_flow.unconditional(ops, exits=True))
+    makers = types.unique(t.op for t in tensors_of(step.gradients))
+    # Several variables may have one gradient.
+    reads: MutableIdentityMap[dict[Operation, None]] = MutableIdentityMap()
+    for gradient, reference in updated:
+        value = tensors_of([gradient])[0]
+        readers = list(_readers(reference, needed))
+        found = _behind(readers, needed, awaitable)
+        if not awaitable.issuperset(readers):
+            # In a loop other values of a turn may still be computed when one leaves it.
+            found += [op for op in makers if op in awaitable]
+        reads[value] = reads.get(value, {}) | dict.fromkeys(found)
+
+    @cache
+    def ends(op: Operation) -> list[Operation]:
+        """Return the ops to wait for in the place of one that may call a function."""
+        # Once TensorFlow has inlined a function, an op that waits for the call waits
+        # for its stateful ops alone; so all results are awaited.
+        if op.type not in _CALLING:
+            return [op]
+        with creation.surroundings_of(op):
+            return [tf.identity(t, "read").op for t in op.outputs]
+
+    let_out: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    for value, ops_behind in reads.items():
+        if value.op not in awaitable:
+            continue
+        awaited = [end for op in ops_behind if op is not value.op for end in ends(op)]
+        with (
+            creation.neutral(step.graph),
+            step.graph.device(value.op.device),
+            step.graph.control_dependencies(awaited),
+        ):
+            let_out[value] = tf.identity(value, f"{value.op.name}_read")
+    return with_replaced(step, let_out)
+
+
+def _readers(reference: Tensor, needed: Collection[Operation]) -> Iterator[Operation]:
+    """Yield the ops that read the buffer of a variable, views of it apart."""
+    views = types.IdentitySet([reference])
+    waiting = [reference]
+    for tensor in waiting:
+        for op in filter(needed.__contains__, adjacency.consumers(tensor)):
+            shown = _shown(op, tensor)
+            waiting += [t for t in shown if t not in views]
+            for t in shown:
+                views.add(t)
+            if not shown or op.type in _CALLING:
+                yield op
+
+
+def _shown(op: Operation, tensor: Tensor) -> list[Tensor]:
+    """Return the results of an op that may be the buffer of an input."""
+    # A function may return an argument, and a loop one that it does not change.
+    if op.type in _CALLING or v1_control_flow.is_loop_structure(op):
+        return list(op.outputs)
+    return [op.outputs[there] for there, i in aliases(op) if op.inputs[i] is tensor]
+
+
+def _behind(
+    ops: Iterable[Operation],
+    needed: Collection[Operation],
+    awaitable: Collection[Operation],
+) -> list[Operation]:
+    """Return the first ops behind others that run once and can be awaited."""
+
+    def onwards(op: Operation) -> Iterable[Operation]:
+        is_end = op in awaitable
+        return () if is_end else filter(needed.__contains__, adjacency.successors(op))
+
+    return [op for op in closure(ops, onwards) if op in awaitable]

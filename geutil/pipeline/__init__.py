@@ -6,10 +6,11 @@ the predicted time, idle time, traffic and peaks. Variables, losses and optimize
 the caller's; `geutil.memory` simulates any placed step.
 """
 
-from geutil.pipeline.micro_batches import PipelinedStep, pipelined
+from geutil.pipeline.micro_batches import pipelined
 from geutil.pipeline.partitions import (
     Partition,
     PartitionStage,
+    PipelinedStep,
     Placement,
     partition,
     place,

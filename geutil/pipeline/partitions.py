@@ -1,25 +1,34 @@
 """Partitions and placements: ops put on devices.
 
 A partition cuts the forward pass of a model into stages, one for each device; a
-placement moves the ops that a caller names.
+placement moves the ops that a caller names. A pipelined step is measured on the devices
+of its partition.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cache
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
 from itertools import accumulate, pairwise
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
-from geutil.errors import ArgumentTypeError, SelectionError, TransformError
+from geutil.errors import (
+    ArgumentTypeError,
+    PredictionError,
+    SelectionError,
+    TransformError,
+)
+from geutil.gradients.step import tensors_of
 from geutil.graph import adjacency, edits, op_types, types
 from geutil.graph.placement import colocation_names
-from geutil.graph.types import GivenShapes, Operation, Tensor, is_stateful, type_name
-from geutil.memory.executor import Pipeline, Schedule, Stage
+from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor, is_stateful
+from geutil.memory.by_device import device_peaks
+from geutil.memory.executor import Pipeline, PipelineRun, Schedule, Stage, run_pipeline
 from geutil.memory.sizes import tensor_bytes
 from geutil.memory.times import op_time
 from geutil.pipeline.stage_memory import (
@@ -31,6 +40,7 @@ from geutil.pipeline.stage_memory import (
     is_handle,
     lower_largest,
     stage_memory,
+    variable_bytes,
 )
 from geutil.select import conversions
 from geutil.select.boundary import ControlOutputs
@@ -40,6 +50,8 @@ from geutil.sizes import size_text
 
 Balance = Literal["memory", "time"]
 BALANCES = ("memory", "time")
+_SHOWN = 4
+"""How many notes are printed."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -450,6 +462,162 @@ class _Line:
 
 
 @dataclass(frozen=True, eq=False)
+class PipelinedStep:
+    """A step whose micro-batches pass through stages on several devices.
+
+    Attributes:
+        loss: the mean, or the sum, of the losses of the micro-batches.
+        gradients: one for each x: a tensor, `tf.IndexedSlices`, or None where the loss
+            does not depend on it.
+        partition: the stages.
+        schedule: the schedule, "1f1b" or "gpipe", with the number of micro-batches.
+        recomputed: for each stage, whether its backward passes recompute.
+        passes: the ops of the first forward and of the first backward pass of each
+            stage, by (stage, whether it is backward).
+        notes: the differences from the step of the whole batch, by op, in words.
+    """
+
+    loss: Tensor
+    gradients: tuple[Any, ...]
+    partition: Partition
+    schedule: Pipeline = field(repr=False)
+    recomputed: tuple[bool, ...]
+    passes: Mapping[tuple[int, bool], tuple[Operation, ...]] = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    @cached_property
+    def peaks(self) -> tuple[int, ...]:
+        """The predicted peak of each stage's device in bytes, gradient sums included.
+
+        Variables, constants and feeds are not counted. A device runs one op at a time,
+        and receives tensors as early as possible.
+
+        Raises:
+            PredictionError: sizes depend on unknown dimensions.
+        """
+        devices = [stage.device for stage in self.partition.stages]
+        ends = [self.loss, self.gradients]
+        return device_peaks(ends, devices, lambda op: devices[self._number(op)])
+
+    @cached_property
+    def weights(self) -> tuple[int, ...]:
+        """The bytes of the variables of each stage."""
+        stages = self.partition.stages
+        return tuple(sum(map(variable_bytes, stage.ops)) for stage in stages)
+
+    @cached_property
+    def traffic(self) -> Mapping[tuple[int, int], int]:
+        """The bytes sent between stages in a step, by numbers of sender and receiver.
+
+        A tensor that several ops of a device read is sent there once.
+        """
+        found: Counter[tuple[int, int]] = Counter()
+        met: set[tuple[int, int]] = set()
+        for op in self._ops:
+            here = self._number(op)
+            for t in op.inputs:
+                there = self._number(t.op)
+                if here != there and (id(t), here) not in met:
+                    met.add((id(t), here))
+                    found[there, here] += tensor_bytes(t)
+        return dict(sorted(found.items()))
+
+    @cached_property
+    def pipeline(self) -> Pipeline:
+        """The pipeline for `geutil.memory.simulate`.
+
+        Times are in multiply-adds by the planner's cost model, as for a device that
+        does one per second; set the speed, bandwidth and latency of a machine by
+        `dataclasses.replace`. In a simulation a stage sends to the next one only;
+        tensors that skip a stage count once on each link between.
+        """
+        gradients = [0] * len(self.partition.stages)
+        for t in tensors_of(self.gradients):
+            gradients[self._number(t.op)] += tensor_bytes(t)
+        inside = frozenset(self._ops)
+        passes = {
+            key: [op for op in ops if op in inside] for key, ops in self.passes.items()
+        }
+        times = {key: float(sum(map(op_time, ops))) for key, ops in passes.items()}
+        return replace(
+            self.schedule,
+            stages=[
+                Stage(
+                    forward=times[s, False],
+                    backward=times[s, True],
+                    sent=stage.sent_bytes,
+                    kept=self._kept(self.passes[s, False], passes[s, True]),
+                    held=self.weights[s] + gradients[s],
+                    gradients=gradients[s],
+                )
+                for s, stage in enumerate(self.partition.stages)
+            ],
+        )
+
+    @cached_property
+    def run(self) -> PipelineRun:
+        """The simulation of one step of `pipeline`, in which links take no time."""
+        return run_pipeline(self.pipeline)
+
+    @cached_property
+    def _ops(self) -> list[Operation]:
+        ends = [self.loss, *tensors_of(self.gradients)]
+        walked: list[Operation] = get_backward_walk_ops(ends, control_inputs=True)
+        return walked
+
+    @cached_property
+    def _numbers(self) -> Mapping[str, int]:
+        return {stage.device: i for i, stage in enumerate(self.partition.stages)}
+
+    def _number(self, op: Operation) -> int:
+        """Return the stage of an op's device, or of the op it is colocated with."""
+        met: set[Operation] = set()
+        while not op.device and op not in met:
+            met.add(op)
+            names = colocation_names(op)
+            if names:
+                op = op.graph.get_operation_by_name(names[0])
+        return self._numbers.get(str(op.device), 0)
+
+    def _kept(self, forward: Iterable[Operation], backward: Iterable[Operation]) -> int:
+        """Return the bytes that a backward pass reads of the time before it."""
+        # Weights and the whole batch are no part of a micro-batch.
+        made = {op for key, ops in self.passes.items() if not key[1] for op in ops}
+        near = IdentitySet(t for op in forward for t in (*op.inputs, *op.outputs))
+        read = IdentitySet(t for op in backward for t in op.inputs)
+        return sum(tensor_bytes(t) for t in read if t.op in made and t in near)
+
+    def __str__(self) -> str:
+        """Return the balance, bubble, traffic and peaks, a line for each stage."""
+        count = self.schedule.micro_batches
+        run = self.run
+        head = f"{len(self.partition.stages)} stages, {count} micro-batches"
+        bubble = f"bubble {run.bubble:.1%} by the cost model if links take no time"
+        lines = [f"{head}, {self.schedule.schedule}: {bubble}"]
+        busy = sum(run.busy) or 1.0
+        for s, stage in enumerate(self.partition.stages):
+            sent = sum(size for way, size in self.traffic.items() if way[0] == s)
+            again = ", computes again" if self.recomputed[s] else ""
+            lines.append(
+                f"  {stage.device}: {run.busy[s] / busy:.1%} of the computing{again}; "
+                f"weights {size_text(self.weights[s])}; {self._peak(s)}; at most "
+                f"{run.in_flight[s]} micro-batches of "
+                f"{size_text(self.pipeline.stages[s].kept)} kept; "
+                f"sends {size_text(sent)} a step"
+            )
+        lines += [f"  {note}" for note in self.notes[:_SHOWN]]
+        if len(self.notes) > _SHOWN:
+            lines.append(f"  and {len(self.notes) - _SHOWN} more notes")
+        return "\n".join(lines)
+
+    def _peak(self, stage: int) -> str:
+        try:
+            return f"predicted peak besides {size_text(self.peaks[stage])}"
+        except PredictionError:
+            return "peak unknown, since dimensions are open (each counts as 32)"
+
+
+@dataclass(frozen=True, eq=False)
 class Placement:
     """Ops that were moved to a device.
 
@@ -524,7 +692,8 @@ def place(ops: Any, device: str) -> Placement:
     """
     if not isinstance(device, str):
         raise ArgumentTypeError(
-            f"a device is a text, such as '/device:CPU:0', not {type_name(device)}"
+            "a device is a text, such as '/device:CPU:0', not "
+            f"{types.type_name(device)}"
         )
     listed = adjacency.graph_order(conversions.make_list_of_op(ops))
     graph = conversions.graph_of_all(listed)

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil import memory
-from geutil.gradients import Report, gradients, step_order
+from geutil.gradients import Report, construction, gradients
 from geutil.gradients.tape import TapeEngine
 from geutil.graph.runtime import is_determinism_enabled
 from tests.processes import forked
@@ -114,7 +114,7 @@ def add_in_order(graph: tf.Graph) -> None:
 
     `AddN` begins with the first input that nothing else holds any more: which one that
     is can depend on what has run by chance (see
-    `geutil.gradients.apply`), and then plain gradients do
+    `geutil.gradients.construction`), and then plain gradients do
     not repeat their own bits. What `Snapshot` yields nothing else holds.
     """
     for op in graph.get_operations():
@@ -241,7 +241,7 @@ def gates(graph: tf.Graph) -> list[tf.Operation]:
 def waiting(graph: tf.Graph) -> list[tf.Operation]:
     """Return the ops that put a step in order."""
     ops = graph.get_operations()
-    return [op for op in ops if op.name.startswith(f"{step_order.SCOPE}/")]
+    return [op for op in ops if op.name.startswith(f"{construction.ORDERED}/")]
 
 
 def _helpers(graph: tf.Graph, op_type: str, name: str) -> list[tf.Operation]:

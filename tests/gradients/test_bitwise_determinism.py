@@ -210,7 +210,7 @@ def test_what_grappler_does_not_join_with_plain_gradients(monkeypatch):
     given = products, (64, 64), (4, 64, 64)
     expected = bits(*given, plain=True)
     assert_same(bits(*given), expected)
-    monkeypatch.setattr("geutil.gradients.apply.keep_apart", lambda *args: None)
+    monkeypatch.setattr("geutil.gradients.construction.keep_apart", lambda *args: None)
     assert np.any(np.not_equal(bits(*given), expected))
 
 

@@ -20,7 +20,7 @@ from geutil.gradients import (
     not_,
     order_updates,
 )
-from geutil.gradients.apply import applied
+from geutil.gradients.construction import applied
 from geutil.gradients.encodings import Encoder, plan_encodings
 from geutil.gradients.report import encodings_of
 from geutil.gradients.step import build_step

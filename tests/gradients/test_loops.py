@@ -23,11 +23,10 @@ from geutil.gradients import (
     plan,
     plan_curve,
 )
-from geutil.gradients.apply import applied
 from geutil.gradients.choices import LoopChoices, best_of
-from geutil.gradients.loops import ALL, LIGHT, find_loops
-from geutil.gradients.planning.cuts import least_cut
-from geutil.gradients.prediction import StepProgram
+from geutil.gradients.construction import applied
+from geutil.gradients.loops import ALL, LIGHT, find_loops, least_cut
+from geutil.gradients.segments import StepProgram
 from geutil.gradients.step import build_step
 from tests.gradients.checking import assert_close, assert_same, measured_peak
 from tests.gradients.loop_networks import (

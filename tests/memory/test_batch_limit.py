@@ -8,7 +8,7 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError
 from geutil.gradients import gradients
 from geutil.memory import largest_batch, measure, predict
-from tests.gradients.planning.graphs import chain_loss, chain_weights
+from tests.gradients.graphs import chain_loss, chain_weights
 from tests.memory.refusals import refused
 from tests.processes import forked
 

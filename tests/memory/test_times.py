@@ -19,7 +19,7 @@ from geutil.memory.times import (
     op_times,
     raw_call,
 )
-from tests.gradients.planning.graphs import chain_loss
+from tests.gradients.graphs import chain_loss
 
 v1 = tf.compat.v1
 

@@ -4,8 +4,8 @@ A sequence holds every node once or more; a use reads the latest run of its node
 output is freed behind its last use. Runs lie in slots with empty ones between, so that
 one more moves few of the others, and a change touches only the bytes between two slots,
 and some last uses. A log of changes takes them back. `evict` frees the cheapest output
-for its bytes until the budget is kept. `rebuild` takes several runs out and evicts
-anew, a search of large neighbourhoods ("ruin and recreate", Schrimpf et al. 2000).
+for its bytes until the budget is kept. `rebuild` removes several runs and evicts
+again, a search of large neighbourhoods ("ruin and recreate", Schrimpf et al. 2000).
 """
 
 # All of it is in one file, since numba's cache of a function sees changes of its file
@@ -254,7 +254,7 @@ def _note_best(search):  # type: ignore[no-untyped-def]
     now = search.now[0]
     close = 1e-12 * max(1.0, now.time)
     if now.excess <= 0.0 and now.time < now.best_time - close:
-        # Added up anew: millions of moves would leave their rounding behind.
+        # Added up again: millions of moves would leave their rounding behind.
         now.time = 0.0
         now.best_length = 0
         for slot in range(now.span):
@@ -740,7 +740,7 @@ def _ruin(search, wanted):  # type: ignore[no-untyped-def]
 def _rebuilt(  # type: ignore[no-untyped-def]
     search, shifted, most, failed, round_, chain, over
 ):
-    """Move some runs, take some out, and evict anew; stop above the most time."""
+    """Move some runs, remove some, and evict again; stop above the most time."""
     now = search.now[0]
     while _roll(now) < shifted:
         mark = now.logged
@@ -762,7 +762,7 @@ def _rebuilt(  # type: ignore[no-untyped-def]
 
 @compiled
 def rebuild(search, shifted, heat, cold, moves, goal):  # type: ignore[no-untyped-def]
-    """Take runs out and evict anew, again and again; accept good results."""
+    """Repeat: remove runs and evict again; accept good results."""
     # A move shifts a run, and then one more, as often as `shifted` says. `heat` and
     # `cold` are the first and the last temperature, in the time of all nodes; `goal` is
     # the time at which nothing is left to gain.

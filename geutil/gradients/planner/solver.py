@@ -73,7 +73,7 @@ def solve(
         workers: the number of concurrent searches; by default one for each core.
         iterations: the number of moves of each search, instead of as many as the time
             allows; with it, results do not depend on the speed of the machine. A move
-            that takes several runs out and frees anew counts for ten.
+            that removes several runs and frees again counts for ten.
         progress: called with each improvement.
 
     Returns:

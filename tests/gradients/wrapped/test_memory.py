@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 from geutil.gradients import by_name, checkpointed
-from tests.gradients.planning.graphs import chain_weights
+from tests.gradients.graphs import chain_weights
 from tests.gradients.wrapped.comparing import needs_statistics, peak_bytes
 from tests.thorough import crossed
 

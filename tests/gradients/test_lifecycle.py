@@ -19,7 +19,7 @@ from geutil.gradients import (
 )
 from geutil.memory import predict, worst_case
 from tests.gradients.checking import assert_close, measured_peak, waiting
-from tests.gradients.planning.graphs import chain_loss, chain_weights
+from tests.gradients.graphs import chain_loss, chain_weights
 from tests.thorough import chosen
 
 v1 = tf.compat.v1

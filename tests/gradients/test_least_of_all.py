@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from geutil.gradients import gradients, last_report
 from geutil.gradients.choices import AlwaysKept
-from geutil.gradients.planning.least_peak import Trials
+from geutil.gradients.least_peak import Trials
 from geutil.gradients.segments import recomputable
 from geutil.gradients.step import build_step
 from tests.memory.tracing import peak_of, trace

@@ -1,15 +1,16 @@
-"""Training steps whose use of memory is ordered once their updates are known.
+"""The life of a training step: prepared, built, and ordered once it is complete.
 
-Updates consume gradients, and are built after them. So a step is ordered when its graph
-is complete: before a function is built from it, or, in a graph of version 1, before a
+Plain gradients are built from the caller's arguments, planned, and carried out. Updates
+consume gradients, and are built after them. So a step is ordered when its graph is
+complete: before a function is built from it, or, in a graph of version 1, before a
 Session runs it or when `order_updates` is called.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,18 +18,69 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import PlanError, SelectionError, StaleGraphError
-from geutil.gradients.apply import edges_of, set_back
-from geutil.gradients.preparation import ATTEMPTS, Replanning
-from geutil.gradients.report import Report, holding_gradients, last_report, replace_last
-from geutil.gradients.step import Edits, PlainStep, tensors_of
-from geutil.gradients.step_order import OrderedStep, Phase, order_step
-from geutil.graph import adjacency, call_graph, creation, runtime, state, types
-from geutil.graph.types import Graph, IdentitySet, Operation
+from geutil.gradients import choices, construction
+from geutil.gradients.barriers import Offload, with_returns
+from geutil.gradients.choices import BFLOAT16, Candidate, Keeping, Options
+from geutil.gradients.encodings import Encoder, halve
+from geutil.gradients.plans import Budget
+from geutil.gradients.report import (
+    Report,
+    holding_gradients,
+    last_report,
+    make_report,
+    replace_last,
+    with_halved,
+)
+from geutil.gradients.segments import plan_recomputation, program_of
+from geutil.gradients.step import (
+    Edits,
+    PlainStep,
+    Recomputation,
+    build_step,
+    edges_of,
+    let_out_when_read,
+    require_targets,
+    set_back,
+    tensors_of,
+)
+from geutil.gradients.tape.engine import engine_of
+from geutil.graph import (
+    adjacency,
+    call_graph,
+    creation,
+    function_calls,
+    placement,
+    runtime,
+    state,
+    types,
+)
+from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
+from geutil.memory import sizes
+from geutil.memory.read import device_of
 from geutil.memory.schedule import OrderPlan
 from geutil.select.conversions import graph_of_all
+from geutil.select.walks import get_backward_walk_ops
 
 _logger = logging.getLogger("geutil")
 
+_XLA_WIDENS = (
+    "XLA compiles the step, and may leave out that tensors are rounded to bfloat16 and "
+    "widened again: none is halved, only lossless encodings are made"
+)
+_ALL_KEPT = (
+    "all that the backward pass reads after its start is kept, so there is nothing to "
+    "recompute: these are plain gradients"
+)
+_COMPILED = (
+    "XLA compiles '{name}' (calls of that kind: {count}): what it holds besides their "
+    "results while it runs them is no part of the predicted peaks; for a convolution "
+    "by groups that may be many times the rest"
+)
+_TURNED = (
+    "with auto_mixed_precision Grappler turns images for a GPU: the copies are in "
+    "geutil.memory.predict of the finished step, and not in this report"
+)
+_ONE_DEVICE = "XLA compiles a step for one device: nothing is offloaded"
 _OVER_BUDGET = (
     "the whole step holds {peak:,} bytes at its peak, more than the budget of "
     "{limit:,} ({before:,} were planned): while '{op}' ({type}) runs, it holds {held}; "
@@ -66,6 +118,219 @@ _FORCED = (
     "for them. Run the updates along with it, or build the gradients that are looked "
     "at alone by another call, gradients(..., order=False)"
 )
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """A step with plain gradients, and its plan."""
+
+    candidate: Candidate
+    options: Options
+    offload: Offload | None
+    encoder: Encoder
+    # The step with plain gradients, as TensorFlow built it.
+    plain: PlainStep
+    # The beginning of warnings, if they are about a part of a step.
+    where: str = ""
+
+    def replanning(self) -> Replanning | None:
+        """Return how the step can be built again, ahead of its first build, or None."""
+        # None where its budget is none of chunks, and where an edit cannot be taken
+        # back.
+        budget, graph = self.options.checkpoints, self.plain.graph
+        is_possible = (
+            isinstance(budget, Budget)
+            and budget.extra_time is None
+            and types.is_func_graph(graph)
+            and not runtime.is_compiled_by_xla(graph)
+            and not any(self.candidate.levels)
+            and device_of(placement.planned_for(graph)).allocator is not None
+        )
+        return Replanning(self.plain, self.options) if is_possible else None
+
+    @runtime.without_collector()
+    def build(self) -> tuple[PlainStep, Report]:
+        """Build the step as it is planned; return it and the report on it."""
+        options = self.options
+        report = self.report(is_ordered_later=options.order)
+        step = construction.build_recomputation(self.candidate.plan, self.offload)
+        runtime.keep_image_layouts(step.graph)
+        if options.encode == BFLOAT16 and not runtime.is_compiled_by_xla(step.graph):
+            # All that is kept then, to recompute from it as well.
+            halved = halve(step, options.min_checkpoint_size, self.encoder)
+            step = halved.step
+            sizes.settle_shapes(step.ops())
+            report = with_halved(report, halved, ordered=options.order)
+        return let_out_when_read(step), report
+
+    def report(self, *, is_ordered_later: bool = False) -> Report:
+        """Return the report on the plan; the order of the whole step may change it."""
+        plan, keeping = self.candidate.plan, self.candidate.keeping
+        warnings = list(keeping.warnings)
+        recomputes = bool(plan.segments or any(self.candidate.levels))
+        if keeping.recomputes and not (recomputes or warnings):
+            warnings.append(_ALL_KEPT)
+        compiled = runtime.is_compiled_by_xla(plan.step.graph)
+        if compiled and self.options.encode == BFLOAT16:
+            warnings.append(_XLA_WIDENS)
+        warnings += _warnings_of_sizes(plan.step.ops(), compiled=compiled)
+        if runtime.turns_images(plan.step.graph):
+            warnings.append(_TURNED)
+        sent = plan.offloaded
+        if compiled and with_returns(plan, self.offload).offloaded:
+            warnings.append(_ONE_DEVICE)
+        # XLA has an order of its own, which is taken to hold as little.
+        ordered = bool(plan.segments) if compiled else self.options.order
+        is_later = is_ordered_later and not compiled
+        report = make_report(self.candidate, sent, ordered=ordered, is_later=is_later)
+        if compiled:
+            report = replace(
+                report, resident=None, plan=None, plain_plan=None, plain_plan_held=None
+            )
+        return replace(report, warnings=tuple(self.where + w for w in warnings))
+
+
+def _warnings_of_sizes(ops: Sequence[Operation], *, compiled: bool) -> list[str]:
+    """Return warnings of sizes that are unknown, or not counted."""
+    guessed = sizes.warning_of_sizes(ops)
+    warnings = [guessed] if guessed else []
+    # XLA compiles such calls together with a step that it compiles.
+    calls = list(filter(function_calls.is_compiled_call, () if compiled else ops))
+    if calls:
+        first = min(calls, key=adjacency.creation_index)
+        warnings.append(_COMPILED.format(count=len(calls), name=first.name))
+    return warnings
+
+
+def keep_all(tensor: Tensor) -> bool:
+    """Keep every tensor: these are plain gradients."""
+    return True
+
+
+@runtime.without_collector()
+def prepare(
+    ys: Any, xs: Any, grad_ys: Any, options: Options, arguments: Mapping[str, Any]
+) -> Prepared:
+    """Build plain gradients by the arguments of `gradients`, and plan recomputation."""
+    targets = require_targets(ys)
+    choices.refuse_mesh(targets[0].graph)
+    with placement.planning_for(targets[0].graph, options.device):
+        checkpoints = choices.checked(targets[0].graph, options.checkpoints)
+        holds = options.holds_gradients
+        engine = None if options.engine == "tensorflow" else engine_of(options.engine)
+        tensor_dims = sizes.given_shapes(targets[0].graph, options.shapes)
+        # Before anything is built: refuse arguments that do not fit.
+        behind = get_backward_walk_ops(targets, control_inputs=True)
+        sizes.settle_shapes(behind, tensor_dims)
+        step = build_step(
+            targets, xs, grad_ys, arguments, holds_gradients=holds, engine=engine
+        )
+        sizes.settle_shapes(step.ops())
+        return prepare_step(step, replace(options, checkpoints=checkpoints))
+
+
+def prepare_step(step: PlainStep, options: Options) -> Prepared:
+    """Plan the recomputation of a step with plain gradients and checked checkpoints."""
+    encoder, offload = Encoder(), options.offloading()
+    is_compiled = runtime.is_compiled_by_xla(step.graph)
+    # XLA compiles a step for one device.
+    may_send = options.offload is not False and not is_compiled
+    returns = partial(with_returns, offload=offload) if may_send else None
+
+    def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
+        keeping = choices.resolve(
+            step, kept, options.min_checkpoint_size, returns=returns
+        )
+        plan = keeping.plan or plan_recomputation(
+            step, keeping if len(keeping.chosen) else keep_all
+        )
+        if returns and keeping.sends:
+            plan = returns(plan)
+        if options.checkpoints == "speed":
+            plan = _plain_if_less(plan, keeping)
+        return keeping, plan
+
+    chosen = choices.choose_all(step, options, encoder, choose)
+    return Prepared(chosen, options, offload, encoder, step)
+
+
+def _plain_if_less(plan: Recomputation, keeping: Keeping) -> Recomputation:
+    """Return plain gradients, with a warning, unless the plan's peak is lower."""
+    if not plan.segments:
+        return plan
+    program = program_of(plan.step)
+    peak, plain_peak = program.peak(plan.segments), program.peak()
+    if peak < plain_peak:
+        return plan
+    keeping.chosen = IdentitySet()
+    keeping.warnings.append(
+        f"{choices.PLAIN}: what '{keeping.mode}' recomputes is predicted to "
+        f"need {peak:,} bytes at its peak, and plain gradients {plain_peak:,}"
+    )
+    return plan_recomputation(plan.step, keep_all)
+
+
+_ATTEMPTS = 3
+"""How many plans are made at the most. Chunks move by some percent from one plan to
+the next, so that the second or third is within a limit that can be met."""
+
+
+class Replanning:
+    """The gradients of one step in a function, which can be built again."""
+
+    # A budget is planned for before the updates of the step are known, and the order
+    # that the step has in the end moves the gaps between chunks. Once it is finished,
+    # its edges are set back to those of plain gradients, and another plan is carried
+    # out. Ops of the first one are left without readers.
+
+    def __init__(self, plain: PlainStep, options: Options) -> None:
+        self._graph: Graph = plain.graph
+        self._plain = edges_of(self._graph.get_operations())
+        self._options = options
+        # A copy, by which nothing was looked up: that keeps a graph as long as its key.
+        self._step = replace(plain)
+        self.built: PlainStep | None = None
+        self._count = 0
+
+    def note(self, built: PlainStep) -> None:
+        """Note the step that was built; ops that are made from now on are its users."""
+        self.built, self._count = built, state.count_ops(self._graph)
+
+    @runtime.without_collector()
+    def again(
+        self, limit: int, finished: Edits, fetched: IdentitySet
+    ) -> tuple[PlainStep, Report] | None:
+        """Build the gradients by a plan for another limit; None if that cannot be."""
+        # Nothing is changed then, nor where it raises PlanError for want of a choice.
+        # `finished` are the edges of the complete graph before its ops were ordered; a
+        # gradient that is `fetched` stays.
+        before = edges_of(self._graph.get_operations())
+        if self.built is None or limit <= 0:
+            return None
+        set_back(finished)
+        users = state.ops_since(self._graph, self._count)
+        users = [op for op in users if op in finished.inputs]
+        set_back(self._plain)
+        budget = replace(self._options.checkpoints, limit=limit)
+        options = replace(self._options, checkpoints=budget)
+        try:
+            step, report = prepare_step(replace(self._step), options).build()
+        except PlanError:
+            set_back(before)
+            raise
+        pairs = zip(
+            tensors_of(self.built.gradients), tensors_of(step.gradients), strict=True
+        )
+        moved = [(old, new) for old, new in pairs if old is not new]
+        awaited = {op for user in users for op in adjacency.control_inputs(user)}
+        if any(old in fetched or old.op in awaited for old, _ in moved):
+            set_back(before)
+            return None
+        for old, new in moved:
+            for user in users:
+                for place in adjacency.input_indices(user, old):
+                    creation.set_new_input(user, place, new)
+        return step, report
 
 
 def order_when_complete(
@@ -161,7 +426,7 @@ class _Orders:
         self._gradients: frozenset[str] = frozenset()
         # The ops that run for the ys alone, which must not come to take more.
         self._forward: dict[Operation, None] = {}
-        self._phases: list[Phase] = []
+        self._phases: list[construction.Phase] = []
         # The places of ops in the orders that gradients were planned with, by name; and
         # the ops whose results are on another device.
         self._known: dict[str, int] = {}
@@ -208,7 +473,7 @@ class _Orders:
         self._forward.update(dict.fromkeys((*forward, *step.encoders)))
         self._phases.append((step.unawaited_helpers(ops), ys))
         held = fetched if step.holds_gradients else []
-        self._tell(order_step(ops, held, self._may_await, *self._notes))
+        self._tell(construction.order_step(ops, held, self._may_await, *self._notes))
 
     def order_now(self, fetches: Sequence[Any]) -> None:
         """Order the updates behind some fetches, or say why that cannot be done."""
@@ -251,12 +516,12 @@ class _Orders:
 
     def _planned_again(
         self,
-        ordered: OrderedStep,
+        ordered: construction.OrderedStep,
         replanning: Replanning,
         finished: Edits,
         targets: Sequence[Operation],
         use: state.Use,
-    ) -> OrderedStep:
+    ) -> construction.OrderedStep:
         """Plan again while chunks exceed the budget, each time for less."""
         # By as many bytes less as were missed, or half of that where there is no such
         # plan. Returns the step that takes least, as the graph has it then.
@@ -266,7 +531,7 @@ class _Orders:
         limit, asked, attempts = first.budget, first.budget, 1
         missed = ordered.resident - limit
         tried = [(ordered, step, first, self._edges())]
-        while attempts < ATTEMPTS and missed > 0:
+        while attempts < _ATTEMPTS and missed > 0:
             attempts += 1
             try:
                 found = replanning.again(
@@ -306,13 +571,13 @@ class _Orders:
 
     def _ordered_step(
         self, targets: Sequence[Operation], use: state.Use
-    ) -> OrderedStep | None:
+    ) -> construction.OrderedStep | None:
         """Order the ops that run for some targets; None if no gradient is one."""
         ops = _ops_of(targets, use.feeds)
         if self._backward.keys().isdisjoint(ops):
             return None
         ops = _without_joints(ops, self._backward, targets, use.feeds)
-        return order_step(ops, use.tensors, lambda *_: True, *self._notes)
+        return construction.order_step(ops, use.tensors, lambda *_: True, *self._notes)
 
     def _order_for_session(self, targets: Sequence[Operation], use: state.Use) -> None:
         after = _after(_ops_of(targets, use.feeds), self._backward)
@@ -333,7 +598,7 @@ class _Orders:
             harmless = op in behind or other not in changing
             return harmless and self._may_await(op, other)
 
-        ordered = order_step(ops, use.tensors, may_await, *self._notes)
+        ordered = construction.order_step(ops, use.tensors, may_await, *self._notes)
         self._waits = frozenset(ordered.waits)
         self._tell(ordered, whole=True)
 
@@ -374,7 +639,7 @@ class _Orders:
             self._warned = True
             _logger.warning("%s", message)
 
-    def _tell(self, ordered: OrderedStep, *, whole: bool = False) -> None:
+    def _tell(self, ordered: construction.OrderedStep, *, whole: bool = False) -> None:
         """Bring the report up to date; the updates are known if the step is whole."""
         before = self._report
         if before is None:
@@ -402,7 +667,7 @@ class _Orders:
         replace_last(before, self._report, self._graph)
 
 
-def _over(ordered: OrderedStep, report: Report, limit: int) -> str:
+def _over(ordered: construction.OrderedStep, report: Report, limit: int) -> str:
     """Return a warning that a step exceeds a budget, and by what."""
     peak = ordered.resident
     # Buffers may fit where the chunks that hold them, with gaps, do not.

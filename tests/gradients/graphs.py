@@ -8,13 +8,17 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.gradients import Report, gradients, last_report
-from geutil.gradients.apply import build_recomputation
 from geutil.gradients.choices import AlwaysKept
-from geutil.gradients.planning.cuts import ForwardPass, crossing_tensors, read_forward
-from geutil.gradients.planning.least_peak import Trial, Trials
-from geutil.gradients.prediction import StepProgram
-from geutil.gradients.segments import Recomputation, plan_recomputation
-from geutil.gradients.step import PlainStep, build_step
+from geutil.gradients.construction import build_recomputation
+from geutil.gradients.least_peak import (
+    ForwardPass,
+    Trial,
+    Trials,
+    crossing_tensors,
+    read_forward,
+)
+from geutil.gradients.segments import StepProgram, plan_recomputation
+from geutil.gradients.step import PlainStep, Recomputation, build_step
 from geutil.memory import simulate
 from geutil.memory.schedule import frugal_order, with_controls
 from geutil.reroute import reroute_ts

@@ -14,9 +14,9 @@ from geutil.gradients import (
     last_report,
     plan,
 )
+from geutil.gradients.budget_search import BudgetSearch
 from geutil.gradients.choices import AlwaysKept
 from geutil.gradients.encodings import Encoder, plan_encodings
-from geutil.gradients.planning.under_budget import BudgetSearch
 from geutil.gradients.step import build_step
 from geutil.memory.times import op_time
 from tests.gradients.checking import measured_peak, trace_network

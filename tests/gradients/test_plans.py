@@ -163,7 +163,7 @@ def test_the_fingerprint_knows_attributes_and_constants():
 def test_ops_are_numbered_alike_in_another_process(found):
     """There strings have other hashes, and sets another order."""
     code = (
-        "from tests.gradients.planning.test_plans import *\n"
+        "from tests.gradients.test_plans import *\n"
         "in_graph(lambda loss, xs: explain(loss, xs, checkpoints=Plan(**%r)))"
     )
     done = run_python("-c", code % vars(found))

@@ -1,9 +1,10 @@
-"""Plans: the ops of a step that run again, saved and used for the same step later."""
+"""Budgets, and the plans that meet them: saved, and used for the same step later."""
 
 from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -11,18 +12,20 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from geutil.errors import PlanError
-from geutil.gradients.segments import (
+from geutil.errors import ArgumentTypeError, PlanError
+from geutil.gradients.barriers import HOST
+from geutil.gradients.segments import scheduled_recomputation
+from geutil.gradients.step import (
+    PlainStep,
     Recomputation,
     name_of_copy,
     name_of_sent,
-    scheduled_recomputation,
+    tensors_of,
 )
-from geutil.gradients.step import PlainStep, tensors_of
 from geutil.graph import runtime, walks
 from geutil.graph.types import Operation
 from geutil.memory.timeline import drawn_axes
-from geutil.sizes import size_text
+from geutil.sizes import byte_count, size_text
 
 # The version of the format of saved plans; older ones are refused.
 _FORMAT = 4
@@ -33,6 +36,118 @@ _OTHER_GRAPH = (
     "the plan was made for another step: {difference}; call geutil.gradients.plan "
     "again, with the same xs and the batch size that is meant"
 )
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The limit of a step's peak memory, or of its extra time.
+
+    Attributes:
+        limit: bytes; a text such as "1.5GB", "800 MiB" or "50%"; or a fraction of the
+            peak of plain gradients, above 0 and up to 1. The planner minimizes the
+            extra time within this limit.
+        seed: the seed of the planner's random numbers.
+        measured: whether to time each kind of op on this machine (some seconds);
+            otherwise times are estimated from shapes.
+        offload: whether results may also wait in the memory of another device, where
+            that takes less time than recomputing them. Ops are then timed, and
+            transfers are counted as if no op ran meanwhile, so they may take less. The
+            peak is that of the step's own device.
+        bandwidth: transfer rate in bytes per second, each way; None measures it.
+        offload_device: that device.
+        extra_time: instead of a limit, the time of ops that run again, as a fraction of
+            the time of the step with plain gradients, or as a text such as "20%". The
+            planner minimizes the peak within this time. One more forward pass is about
+            0.3.
+
+    Raises:
+        ArgumentTypeError: the limit is none of these, the bandwidth or the extra time
+            is not positive, or not exactly one of limit and extra time is given.
+
+    Example:
+        >>> Budget("1.5GB").bytes(10**10), Budget(0.5).bytes(400), Budget(64).bytes(1)
+        (1500000000, 200, 64)
+        >>> print(Budget(extra_time=0.2))
+        least peak in 20 % more time
+    """
+
+    limit: int | float | str | None = None
+    seed: int = 0
+    measured: bool = False
+    offload: bool = False
+    bandwidth: float | None = None
+    offload_device: str = HOST
+    extra_time: float | str | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values that are no budget."""
+        if (self.limit is None) == (self.extra_time is None):
+            raise ArgumentTypeError(
+                "a budget has either a limit, such as '1.5GB' or '50%', or extra_time, "
+                "such as 0.2"
+            )
+        if self.bandwidth is not None and not 0 < self.bandwidth < math.inf:
+            raise ArgumentTypeError(
+                "bandwidth is a positive number of bytes in a second, got "
+                f"{self.bandwidth!r}"
+            )
+        if self.extra_time is not None:
+            if self.extra_share is None:
+                raise ArgumentTypeError(
+                    "extra_time is a positive number, a part of the time of the step, "
+                    f"or a text such as '20%', got {self.extra_time!r}"
+                )
+        elif self._share is None and byte_count(self.limit) is None:
+            raise ArgumentTypeError(
+                "a budget is a number of bytes, a text such as '1.5GB' or '50%', or a "
+                f"part of plain gradients' peak up to 1.0, got {self.limit!r}"
+            )
+
+    def __str__(self) -> str:
+        if self.extra_share is not None:
+            return f"least peak in {100 * self.extra_share:g} % more time"
+        if self._share is not None:
+            return f"budget of {100 * self._share:g} % of plain gradients"
+        return f"budget of {size_text(self.bytes(0))}"
+
+    def bytes(self, plain_peak: int) -> int:
+        """Return the budget in bytes; for one of time, the peak of plain gradients.
+
+        Args:
+            plain_peak: the peak of plain gradients.
+        """
+        if self.extra_time is not None:
+            return plain_peak
+        if self._share is not None:
+            return int(self._share * plain_peak)
+        return byte_count(self.limit) or 0
+
+    @property
+    def extra_share(self) -> float | None:
+        """The extra time as a fraction of the step's time; None if there is a limit."""
+        share = _share_of(self.extra_time)
+        return share if share is not None and 0 < share < math.inf else None
+
+    @property
+    def _share(self) -> float | None:
+        """The part of plain gradients, if the limit is one."""
+        is_share = isinstance(self.limit, float | str)
+        share = _share_of(self.limit) if is_share else None
+        return share if share is not None and 0 < share <= 1 else None
+
+
+def _share_of(value: object) -> float | None:
+    """Return a number, or a text in percent, as a share; None for anything else."""
+    if isinstance(value, str):
+        number, percent, rest = value.partition("%")
+        try:
+            return float(number) / 100 if percent and not rest.strip() else None
+        except ValueError:
+            return None
+    # True is an int by isinstance, and no share.
+    if isinstance(value, float | int) and not isinstance(value, bool):
+        return float(value)
+    return None
 
 
 @dataclass(frozen=True)
