@@ -22,16 +22,17 @@ from geutil.graph.edits import (
 )
 from geutil.graph.resource_variables import check_step_variable, step_counter
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
-from geutil.quantize import range_variables as rv
-from geutil.quantize.planning.draft_points import Point, RangeGroup
-from geutil.quantize.planning.network import Edge
-from geutil.quantize.range_variables import (
+from geutil.quantize import fake_quants as rv
+from geutil.quantize.fake_quants import (
     KnownValues,
     NewRange,
+    Point,
+    RangeGroup,
     RangeVariables,
     range_of,
     shape_of,
 )
+from geutil.quantize.planning.network import Edge
 from geutil.quantize.spec import Format, Range
 from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import Origins, training_ops

@@ -17,12 +17,12 @@ from geutil.graph.resource_variables import step_counter_of
 from geutil.graph.types import Graph, Operation, Tensor, is_graph, quoted, signatures_of
 from geutil.quantize import insertion
 from geutil.quantize.calibration.calibration import set_ranges_of_weights
+from geutil.quantize.fake_quants import RangeVariables, described
 from geutil.quantize.insertion import Mode
 from geutil.quantize.planning import forms
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
 from geutil.quantize.planning.network import leave_in_float, live_simulations
 from geutil.quantize.planning.plan import QuantizePlan, plan_quantization, quantized_ops
-from geutil.quantize.range_variables import RangeVariables, described
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.spec import FOLD, Override, QuantizeChoices, scheme_named
 from geutil.rewrite.liveness import undone_on_error
@@ -67,7 +67,7 @@ def quantize(
     `Model.strip_training()` removes them.
 
     In training, ranges are learnt in every step: those of weights from the last values,
-    those of activations as moving averages (see `geutil.quantize.range_variables`).
+    those of activations as moving averages (see `geutil.quantize.fake_quants`).
     Otherwise they are read from variables that a checkpoint or `calibrate` sets; those
     of weights start with the range of the weights, if it is known.
 

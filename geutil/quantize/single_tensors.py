@@ -14,12 +14,17 @@ from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import types
 from geutil.graph.resource_variables import step_counter_of
 from geutil.graph.types import Graph, Operation, Tensor, require_op
-from geutil.quantize import insertion, range_variables
+from geutil.quantize import fake_quants, insertion
+from geutil.quantize.fake_quants import (
+    NewRange,
+    Pair,
+    Point,
+    RangeGroup,
+    RangeVariables,
+)
 from geutil.quantize.insertion import Mode
-from geutil.quantize.planning.draft_points import Point, RangeGroup
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS
 from geutil.quantize.planning.network import quantized_value
-from geutil.quantize.range_variables import NewRange, Pair, RangeVariables
 from geutil.quantize.report import Skipped
 from geutil.quantize.spec import Format, Range, check_bits, check_decay, checked_ends
 from geutil.rewrite.liveness import undone_on_error
@@ -92,10 +97,10 @@ def last_value_quantize(
         _,
     ):
         if is_training:
-            ends = range_variables.last_value([inputs], handles, form)
+            ends = fake_quants.last_value([inputs], handles, form)
         else:
-            ends = range_variables.read(handles)
-        return range_variables.fake_quant(inputs, ends, form)
+            ends = fake_quants.read(handles)
+        return fake_quants.fake_quant(inputs, ends, form)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -117,7 +122,7 @@ def moving_avg_quantize(
     """Quantize a tensor in a moving average of its ranges, as for activations.
 
     In training each step moves the range towards that of the tensor, and quantizes in
-    the new range; see `geutil.quantize.range_variables` for the formula. The initial
+    the new range; see `geutil.quantize.fake_quants` for the formula. The initial
     range does not matter: the first step uses that of its tensor. Otherwise the stored
     range is used.
 
@@ -169,12 +174,12 @@ def moving_avg_quantize(
         inputs, name_prefix, form, initial, vars_collection, variables, is_training
     ) as (handles, learnt):
         if is_training:
-            _, ends = range_variables.moving_average(
+            _, ends = fake_quants.moving_average(
                 [inputs], handles, learnt, form, ema_decay
             )
         else:
-            ends = range_variables.read(handles)
-        return range_variables.fake_quant(inputs, ends, form)
+            ends = fake_quants.read(handles)
+        return fake_quants.fake_quant(inputs, ends, form)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -218,7 +223,7 @@ def fixed_quantize(
     form = _format(inputs, False, num_bits, False, narrow_range)
     ends = checked_ends(init_min, init_max, stays=True)
     with tf.name_scope(scope or "FixedQuantize"):
-        return range_variables.fixed_fake_quant(inputs, ends, form)
+        return fake_quants.fixed_fake_quant(inputs, ends, form)
 
 
 @contextmanager

@@ -28,10 +28,10 @@ from geutil.quantize.calibration.calibration import batches as batches_of
 from geutil.quantize.calibration.calibration import calibrate
 from geutil.quantize.calibration.ranges import Probe, frozen, range_values, unquantized
 from geutil.quantize.calibration.trials import free_name, noise_share
+from geutil.quantize.fake_quants import fake_quant, range_of
 from geutil.quantize.partial_copy import Replace, values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, PRODUCTS
 from geutil.quantize.planning.network import BODIES, live_simulations
-from geutil.quantize.range_variables import fake_quant, range_of
 from geutil.quantize.report import QuantizeReport
 from geutil.quantize.simulation import quantize
 from geutil.quantize.spec import Format, Spec, check_bits, format_of, scheme_named

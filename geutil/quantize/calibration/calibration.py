@@ -25,7 +25,7 @@ from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, as_model
 from geutil.graph.walks import closure
 from geutil.lazy import Shown
 from geutil.progress import counted
-from geutil.quantize import partial_copy, range_variables
+from geutil.quantize import fake_quants, partial_copy
 from geutil.quantize.calibration.ranges import (
     JoinedInputs,
     NarrowInput,
@@ -407,7 +407,7 @@ def _ranges_of_weights(sites: Sequence[RangeSite], reach: float) -> dict[str, Ra
     ranges = {}
     for site in sites:
         parts = [
-            range_variables.range_of(_within(next(weight_values), reach), site.form)
+            fake_quants.range_of(_within(next(weight_values), reach), site.form)
             for _ in site.tensors
         ]
         ranges[site.name] = Range(

@@ -17,10 +17,10 @@ import tensorflow as tf
 from geutil.errors import Words
 from geutil.graph import creation, functions, replicas
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
+from geutil.quantize.fake_quants import LEARNT
 from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.quantize.planning import int8_kernels, network
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, Treatment
-from geutil.quantize.range_variables import LEARNT
 from geutil.quantize.spec import Format, Range, block_of, levels, nudged, step
 from geutil.select.networks.layers import Origins, scalar_value
 
