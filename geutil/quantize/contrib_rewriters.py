@@ -10,9 +10,10 @@ import tensorflow as tf
 
 from geutil.batchnorm import FoldReport, fold_batch_norms
 from geutil.graph.types import Graph, Tensor, require_graph
-from geutil.quantize import insertion, simulation
+from geutil.quantize import simulation
+from geutil.quantize.planning.network import refuse_training_ops
 from geutil.quantize.report import QuantizeReport
-from geutil.quantize.spec import QuantizeChoices
+from geutil.quantize.spec import Mode, QuantizeChoices, checked_delay
 from geutil.rewrite.liveness import undone_on_error
 from geutil.select import names
 from geutil.select.networks.batch_norms import fused_norm
@@ -251,7 +252,7 @@ def experimental_create_eval_graph(
         >>> print(report.quantization.quantized[1].result)
         16 bits, symmetric
     """
-    insertion.checked_delay(quant_delay, is_training=False)
+    checked_delay(quant_delay, is_training=False)
     scopes = (scope,) if scope else None
     choices = QuantizeChoices(weight_bits, activation_bits, symmetric, scope=scopes)
     return _eval_graph(input_graph, choices)
@@ -260,7 +261,7 @@ def experimental_create_eval_graph(
 def _training_graph(
     graph: Any, choices: QuantizeChoices, delay: Any, freeze: Any, statistics: str
 ) -> RewriteReport:
-    delay = insertion.checked_delay(delay, is_training=True)
+    delay = checked_delay(delay, is_training=True)
     graph = _graph_or_default(graph)
     with undone_on_error(graph):
         folds = fold_batch_norms(
@@ -286,7 +287,7 @@ def _quantized(
     # The old rewriters put FakeQuant ops on products wherever they are.
     scopes = names.scopes_meant([graph], _scope(choices))
     choices = replace(choices, scope=scopes, products_at_end=True)
-    mode = insertion.Mode(is_training, delay, None)
+    mode = Mode(is_training, delay, None)
     return simulation.quantize_by(graph, choices, mode)
 
 
@@ -299,5 +300,5 @@ def _graph_or_default(graph: Any) -> Graph:
     if graph is None:
         graph = tf.compat.v1.get_default_graph()
     require_graph(graph)
-    insertion.refuse_training_ops(graph)
+    refuse_training_ops(graph)
     return graph

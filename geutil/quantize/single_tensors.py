@@ -14,7 +14,7 @@ from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import types
 from geutil.graph.resource_variables import step_counter_of
 from geutil.graph.types import Graph, Operation, Tensor, require_op
-from geutil.quantize import fake_quants, insertion
+from geutil.quantize import fake_quants, simulation
 from geutil.quantize.fake_quants import (
     NewRange,
     Pair,
@@ -22,11 +22,22 @@ from geutil.quantize.fake_quants import (
     RangeGroup,
     RangeVariables,
 )
-from geutil.quantize.insertion import Mode
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS
-from geutil.quantize.planning.network import quantized_value
+from geutil.quantize.planning.network import (
+    quantized_value,
+    refuse_mesh,
+    refuse_training_ops,
+)
 from geutil.quantize.report import Skipped
-from geutil.quantize.spec import Format, Range, check_bits, check_decay, checked_ends
+from geutil.quantize.spec import (
+    Format,
+    Mode,
+    Range,
+    check_bits,
+    check_decay,
+    checked_delay,
+    checked_ends,
+)
 from geutil.rewrite.liveness import undone_on_error
 
 Variables = MutableMapping[str, Any] | None
@@ -400,10 +411,10 @@ def insert_quant_op(
     group = _group(
         init_min, init_max, moving_avg, ema_decay, Format(bits, False, narrow_range)
     )
-    mode = Mode(is_training, insertion.checked_delay(quant_delay, is_training))
+    mode = Mode(is_training, checked_delay(quant_delay, is_training))
     graph: Graph = producer.graph
-    insertion.refuse_training_ops(graph)
-    insertion.refuse_mesh(graph)
+    refuse_training_ops(graph)
+    refuse_mesh(graph)
     quantized_tensor = quantized_value(producer.outputs[0])
     reason = _reason(producer, quantized_tensor, producer_scope)
     if reason:
@@ -426,11 +437,11 @@ def insert_quant_op(
             producer.outputs[0],
             group.name,
             group,
-            insertion.edges_to(producer.outputs[0], readers_in_scope),
+            simulation.edges_to(producer.outputs[0], readers_in_scope),
         )
         group.points.append(point)
         ranges = RangeVariables(graph, {}, vars_collection)
-        quantized_by_tensor = insertion.insert(graph, [group], mode, ranges)
+        quantized_by_tensor = simulation.insert(graph, [group], mode, ranges)
     counter = step_counter_of(graph)
     return InsertReport(
         quantized_by_tensor[point.tensor],

@@ -24,6 +24,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError, SelectionError, Words
 from geutil.graph import creation, op_types
+from geutil.graph.resource_variables import check_step_variable
 from geutil.graph.types import Operation, is_in_scope, is_op, type_name
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS, PRODUCTS
 from geutil.quantize.rounding.layer_rows import reads_in_order, rows_of
@@ -295,6 +296,34 @@ class QuantizeChoices:
     def matcher(self, ops: Iterable[Operation]) -> Overrides:
         """Return the overrides, matched to ops."""
         return Overrides(self, list(ops))
+
+
+@dataclass(frozen=True, eq=False)
+class Mode:
+    """How ranges come about."""
+
+    is_training: bool  # learn them; else they are read
+    # The training step from which on anything is quantized; 0 is at once.
+    delay: int = 0
+    # The variable that counts the steps; None makes one where it is needed.
+    step: Any = None
+
+
+def checked_delay(delay: Any, is_training: bool, step: Any = None) -> int:
+    """Return the delay as a number."""
+    if step is not None:
+        check_step_variable(step)
+    if delay is None:
+        return 0
+    if isinstance(delay, bool) or not isinstance(delay, int):
+        raise ArgumentTypeError(
+            f"quant_delay is a number of steps or None, not {type_name(delay)}"
+        )
+    if delay < 0:
+        raise QuantizeError(f"quant_delay is {delay}; pass 0 or more")
+    if delay and not is_training:
+        raise QuantizeError("quant_delay is for training; pass is_training=True")
+    return delay
 
 
 class Overrides:

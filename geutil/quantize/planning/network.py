@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from geutil.errors import Words
+from geutil.errors import QuantizeError, Words
 from geutil.graph import (
     adjacency,
     creation,
@@ -20,6 +20,7 @@ from geutil.graph import (
     function_defs,
     op_types,
     replicas,
+    runtime,
     types,
     v1_control_flow,
 )
@@ -38,6 +39,7 @@ from geutil.select.networks.layers import (
     Origins,
     layer_of,
     scalar_value,
+    training_ops,
 )
 
 _NEUTRAL = {
@@ -573,3 +575,40 @@ class Network:
 def _reads_values(reader: Operation, op: Operation) -> bool:
     """Tell whether an op reads another's values, and not just the range of them."""
     return reader.type not in int8_kernels.FAKE_QUANT or reader.inputs[0].op is op
+
+
+def refuse_mesh(graph: Graph) -> None:
+    """Raise QuantizeError for a function that reads variables of a DTensor mesh."""
+    if runtime.is_on_mesh(graph):
+        raise QuantizeError(
+            "the function reads variables of a DTensor mesh, and DTensor has no layout "
+            "for FakeQuant ops; quantize it outside of the mesh, or shard the batch by "
+            "tf.distribute"
+        )
+
+
+def refuse_training_ops(graph: Graph) -> None:
+    """Raise QuantizeError for a graph that holds gradients or optimizer ops."""
+    refused_ops = training_ops(graph)
+    if refused_ops:
+        raise QuantizeError(
+            f"'{refused_ops[0].name}' ({refused_ops[0].type}) belongs to gradients or "
+            "an optimizer; insert quantization before gradients, into a graph that "
+            "has none"
+        )
+    if replicas.outputs_meant(graph):
+        _refuse_gradients_of_outputs(graph)
+
+
+def _refuse_gradients_of_outputs(graph: Graph) -> None:
+    own = frozenset(replicas.own_operations(graph))
+    origins = Origins(graph)
+    for op in training_ops(graph, graph.get_operations()):
+        for t in op.inputs:
+            is_input = t.op.type in op_types.PLACEHOLDERS or origins.is_parameter(t)
+            if t.op in own and t.dtype.is_floating and not is_input:
+                raise QuantizeError(
+                    f"'{op.name}' ({op.type}) belongs to gradients and reads "
+                    f"'{t.name}', which the outputs depend on; insert quantization "
+                    "before gradients"
+                )
