@@ -39,9 +39,8 @@ from geutil.graph.types import (
     Tensor,
     is_func_graph,
 )
-from geutil.quantize.planning.forms import Form
-from geutil.quantize.planning.fused_ops import Prelu
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
+from geutil.quantize.planning.lowering import Form, Prelu
 from geutil.quantize.planning.network import Edge, Network, simulation_of, source_of
 from geutil.quantize.spec import (
     BLOCK_MARK,

@@ -27,7 +27,7 @@ from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize import fake_quants
 from geutil.quantize.calibration.calibration import set_ranges_of_weights
 from geutil.quantize.fake_quants import Pair, Point, RangeGroup, RangeVariables
-from geutil.quantize.planning import forms
+from geutil.quantize.planning import lowering
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
 from geutil.quantize.planning.network import (
     Edge,
@@ -224,7 +224,7 @@ def quantize_by(
         for _, graph, _ in places:
             stack.enter_context(undone_on_error(graph))
         for (name, graph, _), plan, done in zip(places, plans, earlier, strict=True):
-            rewritten, stands_for = forms.lower(
+            rewritten, stands_for = lowering.lower(
                 graph, plan.prelus, plan.calls, plan.forms, plan.biases
             )
             if rewritten:

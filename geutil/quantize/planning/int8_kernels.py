@@ -206,3 +206,26 @@ TESTS = frozenset(("IsFinite", "IsInf", "IsNan"))
 """Types of ops that ask what values are, which the converter computes in float."""
 
 FAKE_QUANT = op_types.FAKE_QUANT
+
+REFUSED = types_in(
+    """
+    Acos Acosh AdjustContrastv2 AdjustHue AdjustSaturation Angle ApproximateEqual
+    Asin Asinh Atan Atanh AvgPool3D BesselI0e BesselI1e Betainc BitwiseAnd BitwiseOr
+    Cholesky Complex Conj Cosh CropAndResize Cross Cumprod CumulativeLogsumexp
+    DenseBincount Diag DiagPart Digamma Dilation2D DynamicPartition Erf Erfc Erfinv
+    ExtractImagePatches FFT FFT2D HSVToRGB HistogramFixedWidth IFFT IFFT2D IRFFT
+    IRFFT2D Igamma ImageProjectiveTransformV3 InTopKV2 Invert LeftShift
+    LogMatrixDeterminant LowerBound Lu MatrixDeterminant MatrixDiagPartV3
+    MatrixInverse MatrixSolve MatrixTriangularSolve MaxPool3D MaxPoolWithArgmax Mod
+    Ndtri NthElement Polygamma Qr RFFT3D RGBToHSV RandomGamma RandomShuffle
+    RandomUniformInt ResizeArea ResizeBicubic ScaleAndTranslate SegmentMax
+    SegmentMean SegmentProd SelfAdjointEigV2 Sinh StatelessRandomNormalV2
+    StatelessRandomUniformV2 Svd Tan TensorScatterMax TensorScatterMin
+    TensorScatterSub TruncateMod TruncatedNormal UniqueV2 UniqueWithCounts
+    UpperBound Zeta
+    """
+)
+"""Types of ops that the converter refuses, and for which `lowering` has no form.
+
+Measured with TensorFlow 2.21; `tests/quantize/test_kernels.py` measures it again.
+"""

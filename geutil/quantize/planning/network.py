@@ -1,15 +1,17 @@
 """The part of a graph that runs at inference.
 
-Its readers, weights, twins, existing FakeQuants, and its random layers: dropout, noise,
-and arithmetic on random numbers alone.
+Its readers, weights, twins, existing FakeQuants, its random layers (dropout, noise, and
+arithmetic on random numbers alone), and its convolutions between moves; graphs that are
+refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError, Words
@@ -37,6 +39,7 @@ from geutil.select.networks.layers import (
     Layer,
     Origin,
     Origins,
+    data_format,
     layer_of,
     scalar_value,
     training_ops,
@@ -612,3 +615,90 @@ def _refuse_gradients_of_outputs(graph: Graph) -> None:
                     f"'{t.name}', which the outputs depend on; insert quantization "
                     "before gradients"
                 )
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """A convolution between two moves, which only such read the inside of."""
+
+    # SpaceToBatch forwards every n-th row and column as an image of its own, an
+    # ordinary convolution follows, with or without a bias, and BatchToSpace puts the
+    # rows and columns back.
+
+    spread: Operation  # the SpaceToBatchND before it
+    convolution: Operation
+    gathered: Operation  # the BatchToSpaceND behind it
+    # The axis of size 1 that a convolution along one axis is given in between; None for
+    # two.
+    axis: int | None
+
+    @property
+    def numbers(self) -> list[Tensor]:
+        """Blocks and paddings of the first move, then blocks and crops of the last."""
+        return [*list(self.spread.inputs)[1:], *list(self.gathered.inputs)[1:]]
+
+
+def find_moved(ops: Iterable[Operation], live: Liveness) -> Iterator[Moved]:
+    """Yield the convolutions between moves that can be written as dilated ones."""
+    for op in ops:
+        if op.type == "SpaceToBatchND" and not live.is_retired(op):
+            # Folded for training, a layer runs twice on what is spread once.
+            candidates = [
+                _moved_behind(op, reader, live) for reader in live.readers(op)
+            ]
+            moved_convolutions = [
+                m for m in candidates if m is not None and not _crops_data(m)
+            ]
+            if len(moved_convolutions) == len(candidates):
+                yield from moved_convolutions
+
+
+def _moved_behind(spread: Operation, reader: Operation, live: Liveness) -> Moved | None:
+    """Return a dilated convolution, from SpaceToBatchND on; None if it is none."""
+    middle, axis = reader, None
+    # A convolution of one dimension runs as one of two, with an axis of size 1.
+    if middle.type == "ExpandDims":
+        axis = _positive(tf.get_static_value(middle.inputs[1]))
+        middle = _only_reader(middle, live) if axis in (1, 2) else None
+    if middle is None or not _is_plain(middle):
+        return None
+    end = _only_reader(middle, live)
+    if end is not None and end.type == "BiasAdd":
+        end = _only_reader(end, live)
+    if end is not None and axis is not None:
+        removed = end.get_attr("squeeze_dims") if end.type == "Squeeze" else []
+        removes = [_positive(index) for index in removed] == [axis]
+        end = _only_reader(end, live) if removes else None
+    if end is None or end.type != "BatchToSpaceND":
+        return None
+    return Moved(spread, middle, end, axis)
+
+
+def _positive(axis: int | None) -> int | None:
+    """Return an axis of images counted from the first one."""
+    return None if axis is None else int(axis) % 4
+
+
+def _only_reader(op: Operation, live: Liveness) -> Operation | None:
+    readers = tuple(live.readers(op))
+    return readers[0] if len(readers) == 1 and len(op.outputs) == 1 else None
+
+
+def _is_plain(op: Operation) -> bool:
+    """Tell whether an op is a convolution that looks at each place, without zeros."""
+    if op.type not in op_types.CONVOLUTIONS_2D or data_format(op) != "NHWC":
+        return False
+    ones = {*op.get_attr("strides"), *op.get_attr("dilations")} == {1}
+    window = op.inputs[1].shape
+    has_known_size = window.rank == 4 and None not in window.as_list()[:2]
+    return ones and has_known_size and bool(op.get_attr("padding") == b"VALID")
+
+
+def _crops_data(moved_convolution: Moved) -> bool:
+    """Tell whether more is cropped than zeros were added, as far as that is known."""
+    before, padding, after, crops = (
+        tf.get_static_value(t) for t in moved_convolution.numbers
+    )
+    if any(value is None for value in (before, padding, after, crops)):
+        return False
+    return not np.array_equal(before, after) or bool(np.any(padding < crops))

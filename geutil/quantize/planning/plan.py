@@ -23,10 +23,9 @@ from geutil.quantize.fake_quants import (
     check_obeyed,
     named,
 )
-from geutil.quantize.planning import fused_ops, int8_kernels
-from geutil.quantize.planning.forms import Form, converted_form, int8_form, is_refused
-from geutil.quantize.planning.fused_ops import Chain, Composite, Prelu
+from geutil.quantize.planning import int8_kernels, lowering
 from geutil.quantize.planning.int8_kernels import Kernel, Treatment
+from geutil.quantize.planning.lowering import Chain, Composite, Form, Prelu
 from geutil.quantize.planning.network import (
     BODIES,
     Edge,
@@ -359,7 +358,7 @@ class _PointPlanner(Drafts):
         self.converted: set[Operation] = set()
         # Ops that forward what is not quantized (yet), with what they read.
         self.passing: dict[Operation, Edge] = {}
-        for composite in fused_ops.find_composites(
+        for composite in lowering.find_composites(
             network.ops, lambda t: [edge.op for edge in network.readers(t)]
         ):
             self.converted.update(composite.ops)
@@ -507,7 +506,7 @@ class _PointPlanner(Drafts):
                 continue
             in_float = op in self.skips and op.outputs[0].dtype == tf.float32
             in_float = in_float and not self.choices.weights_only
-            form = int8_form(op) if in_float else converted_form(op)
+            form = lowering.int8_form(op) if in_float else lowering.converted_form(op)
             if form is not None and not self.refusal(op):
                 forms[op] = form
         return forms
@@ -525,7 +524,9 @@ class _PointPlanner(Drafts):
         refused = [
             op
             for op in self.network.ops
-            if op not in self.converted and op not in plan.forms and is_refused(op)
+            if op not in self.converted
+            and op not in plan.forms
+            and lowering.is_refused(op)
         ]
         for op in refused:
             self.kernels.pop(op, None)
@@ -534,7 +535,7 @@ class _PointPlanner(Drafts):
 
     def _adds_parted_bias(self, op: Operation) -> bool:
         """Tell whether a sum could be a layer's bias, but for a Reshape in between."""
-        parted, network = fused_ops.parted_bias(op), self.network
+        parted, network = lowering.parted_bias(op), self.network
         if parted is None or op not in self.kernels or op in self.inner:
             return False
         layer = network.layers.get(parted.data.op)
@@ -557,7 +558,7 @@ class _PointPlanner(Drafts):
     def _prelus(self) -> list[Prelu]:
         if "prelu" not in self.choices.activations:
             return []
-        prelus = fused_ops.find_prelus(self.network)
+        prelus = lowering.find_prelus(self.network)
         return [p for p in prelus if not any(map(self.refusal, p.ops))]
 
     def _finish(self) -> None:
@@ -647,7 +648,7 @@ class _PointPlanner(Drafts):
 
     def _layer(self, layer: Layer) -> None:
         op = layer.op
-        chain = fused_ops.chain_from(op, self.network, self.may_take)
+        chain = lowering.chain_from(op, self.network, self.may_take)
         spec = self.overrides.spec(chain.ops)
         self._weights_of(layer, spec)
         self.demand(op, layer.data)
@@ -682,7 +683,7 @@ class _PointPlanner(Drafts):
                 self.constant(op, index)
         chain = Chain((op,), op.outputs[0], kernel.activation)
         if kernel.fuses:
-            chain = fused_ops.chain_from(op, network, self.may_take)
+            chain = lowering.chain_from(op, network, self.may_take)
         spec = self.overrides.spec(chain.ops)
         learnt = chain.activation and not kernel.range
         slot = "act_quant" if learnt else kernel.slot

@@ -50,10 +50,13 @@ from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import walk
 from geutil.quantize.calibration.ranges import format_of_simulation, simulated_ends
 from geutil.quantize.partial_copy import values_of
-from geutil.quantize.planning import fused_ops
-from geutil.quantize.planning.fused_ops import Moved
 from geutil.quantize.planning.int8_kernels import COMPARISONS, DIVISIONS, FAKE_QUANT
-from geutil.quantize.planning.network import forwarded_from, is_left_in_float
+from geutil.quantize.planning.network import (
+    Moved,
+    find_moved,
+    forwarded_from,
+    is_left_in_float,
+)
 from geutil.quantize.spec import Range, nudged, step, with_zero
 from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import Origins, layer_of
@@ -95,7 +98,7 @@ class Dilated:
 
 def find_dilated(graph: Graph) -> list[Dilated]:
     """Return the convolutions of a FuncGraph that are the same as dilated ones."""
-    candidates = fused_ops.find_moved(graph.get_operations(), Liveness(graph))
+    candidates = find_moved(graph.get_operations(), Liveness(graph))
     moved_convolutions = [each for each in candidates if _is_computed_from_shapes(each)]
     moves_by_size = [_moves(moved_convolutions, size) for size in _TRIED_SIZES]
     dilations = (
