@@ -10,12 +10,7 @@ from geutil import tflite
 from geutil.errors import QuantizeError
 from geutil.quantize import quantize, to_tflite
 from geutil.quantize.planning import int8_kernels
-from geutil.quantize.planning.int8_kernels import (
-    KERNELS,
-    SINCE,
-    kernels_of,
-    version_of,
-)
+from geutil.quantize.planning.int8_kernels import KERNELS, SINCE, kernels_of, version_of
 from tests.interpreter import has_floats
 from tests.quantize.converted import Together, decibels, opened, spec
 from tests.settings import needs_eager
