@@ -437,10 +437,10 @@ def _lowered(model: Any, scheme: Scheme) -> tuple[bytes, list[LeftInFloat]]:
     return file.to_bytes(), left
 
 
-METADATA = "geutil_quantization"
+KEPT = "geutil_quantization"
 """The name of the metadata that keep ranges and choices."""
 # The version of the format of ranges in a file.
-_METADATA_VERSION = 1
+_KEPT_VERSION = 1
 
 
 @dataclass(frozen=True)
@@ -487,23 +487,23 @@ class KeptRanges:
         sites = find_sites(model.graph, model.variables)
         ranges = {s.name: s.read() for s in sites if not s.is_weights}
         content = asdict(self) | {
-            "version": _METADATA_VERSION,
+            "version": _KEPT_VERSION,
             "ranges": {n: [float(r.low), float(r.high)] for n, r in ranges.items()},
         }
         file = tflite.open(blob)
         text = json.dumps(content, separators=(",", ":")).encode()
-        file.metadata[METADATA] = Buffer(np.frombuffer(text, np.uint8))
+        file.metadata[KEPT] = Buffer(np.frombuffer(text, np.uint8))
         return file.to_bytes()
 
 
 def ranges_kept(file: LiteFile) -> KeptRanges | None:
     """Return the ranges and choices that a file keeps; None if it keeps none."""
-    entry = file.metadata.get(METADATA)
+    entry = file.metadata.get(KEPT)
     if entry is None or entry.data is None:
         return None
     try:
         content = json.loads(entry.data.tobytes())
-        if content.pop("version") != _METADATA_VERSION:
+        if content.pop("version") != _KEPT_VERSION:
             return None
         kept = KeptRanges(**content)
         call = inspect.signature(quantize).bind
@@ -513,7 +513,7 @@ def ranges_kept(file: LiteFile) -> KeptRanges | None:
     # Anybody may have written them: text that is no JSON, other fields, other types.
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise QuantizeError(
-            f"the metadata '{METADATA}' of the file are damaged ({error}); make the file "
-            f"again, or leave them out with {without(METADATA)}"
+            f"the metadata '{KEPT}' of the file are damaged ({error}); make the file "
+            f"again, or leave them out with {without(KEPT)}"
         ) from error
     return kept
