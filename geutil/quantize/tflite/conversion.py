@@ -20,7 +20,7 @@ import tensorflow as tf
 from geutil import tflite
 from geutil.errors import ArgumentTypeError, QuantizeError, TFLiteError, Words
 from geutil.graph.types import as_model, type_name
-from geutil.quantize.bits.bit_plan import overrides_of
+from geutil.quantize.bits import overrides_of
 from geutil.quantize.calibration.calibration import calibrate, set_ranges_of_weights
 from geutil.quantize.calibration.ranges import find_sites
 from geutil.quantize.planning.network import is_quantized, live_simulations

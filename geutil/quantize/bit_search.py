@@ -15,25 +15,23 @@ import numpy as np
 
 from geutil.errors import ArgumentTypeError, MissingExtraError, QuantizeError, Words
 from geutil.graph.types import type_name
-from geutil.quantize.bits.bit_plan import (
+from geutil.quantize.bits import (
+    BYTE,
     BitOption,
     BitPlan,
-    CurvePoint,
-    LayerBits,
-    decibels,
-    overrides_of,
-)
-from geutil.quantize.bits.weights import (
-    BYTE,
     Bits,
+    CurvePoint,
     FloatNetwork,
+    LayerBits,
     Metric,
     Outputs,
     SwitchedNetwork,
     checked_bits,
+    decibels,
     find_weights,
     measured_options,
     outputs_of,
+    overrides_of,
 )
 
 Table = Sequence[Sequence[float]]
@@ -48,7 +46,7 @@ def least_noise(sizes: Sizes, noises: Table, budget: int) -> list[int] | None:
     """Return the choice of least noise within a budget.
 
     Example:
-        >>> from geutil.quantize.bits.bit_search import least_noise
+        >>> from geutil.quantize.bit_search import least_noise
         >>> sizes, noises = [[4, 8], [2, 4]], [[3.0, 1.0], [9.0, 1.0]]
         >>> least_noise(sizes, noises, 9), least_noise(sizes, noises, 5)
         ([0, 1], None)
@@ -75,7 +73,7 @@ def least_size(sizes: Sizes, noises: Table, limit: float) -> list[int] | None:
     """Return the choice of least size whose noise keeps a limit.
 
     Example:
-        >>> from geutil.quantize.bits.bit_search import least_size
+        >>> from geutil.quantize.bit_search import least_size
         >>> least_size([[4, 8], [2, 4]], [[3.0, 1.0], [9.0, 1.0]], limit=5.0)
         [0, 1]
     """
