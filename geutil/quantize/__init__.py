@@ -4,6 +4,8 @@ from geutil.quantize.bit_search import choose_bits
 from geutil.quantize.bits import BitOption, BitPlan, CurvePoint, LayerBits
 from geutil.quantize.calibration.calibration import CalibrationReport, calibrate
 from geutil.quantize.calibration.ranges import NarrowInput
+from geutil.quantize.calibration.rounding import Rounded
+from geutil.quantize.calibration.rounding_targets import NotRounded
 from geutil.quantize.contrib_rewriters import (
     RewriteReport,
     create_eval_graph,
@@ -24,8 +26,6 @@ from geutil.quantize.reestimation import (
     reestimate_batch_norm,
 )
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
-from geutil.quantize.rounding.rounding import Rounded
-from geutil.quantize.rounding.targets import NotRounded
 from geutil.quantize.simulation import quantize
 from geutil.quantize.single_tensors import (
     InsertReport,

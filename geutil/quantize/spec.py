@@ -27,7 +27,7 @@ from geutil.graph import creation, op_types
 from geutil.graph.resource_variables import check_step_variable
 from geutil.graph.types import Operation, is_in_scope, is_op, type_name
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS, PRODUCTS
-from geutil.quantize.rounding.layer_rows import reads_in_order, rows_of
+from geutil.quantize.planning.layer_rows import reads_in_order, rows_of
 from geutil.select import names
 from geutil.select.conversions import can_be_regex, make_regex
 from geutil.select.networks.layers import Layer, is_by_groups

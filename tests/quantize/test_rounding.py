@@ -12,12 +12,12 @@ from geutil import model
 from geutil.errors import QuantizeError
 from geutil.quantize import NotRounded, Rounded, compare_int8, quantize, to_tflite
 from geutil.quantize import calibrate as calibrated
+from geutil.quantize.calibration import rounding
 from geutil.quantize.calibration.ranges import find_sites
+from geutil.quantize.calibration.rounding import Stages
+from geutil.quantize.calibration.rounding_targets import Grid, Target, find_targets
+from geutil.quantize.planning.layer_rows import rows_of
 from geutil.quantize.planning.network import Network
-from geutil.quantize.rounding import rounding
-from geutil.quantize.rounding.layer_rows import rows_of
-from geutil.quantize.rounding.rounding import Stages
-from geutil.quantize.rounding.targets import Grid, Target, find_targets
 from geutil.quantize.spec import Range
 from tests.quantize.converted import both_results, opened, spec
 from tests.quantize.small_networks import (

@@ -26,6 +26,7 @@ from geutil.graph.walks import closure
 from geutil.lazy import Shown
 from geutil.progress import counted
 from geutil.quantize import fake_quants, partial_copy
+from geutil.quantize.calibration import rounding_targets
 from geutil.quantize.calibration.ranges import (
     JoinedInputs,
     NarrowInput,
@@ -35,6 +36,14 @@ from geutil.quantize.calibration.ranges import (
     find_sites,
     unquantized,
 )
+from geutil.quantize.calibration.rounding import (
+    Choice,
+    Rounded,
+    check_flow,
+    default_rounding,
+    round_weights,
+)
+from geutil.quantize.calibration.rounding_targets import NotRounded
 from geutil.quantize.calibration.trials import (
     CANDIDATES,
     COUNTING,
@@ -47,15 +56,6 @@ from geutil.quantize.calibration.trials import (
 )
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, Treatment
 from geutil.quantize.planning.network import Network
-from geutil.quantize.rounding import targets
-from geutil.quantize.rounding.rounding import (
-    Choice,
-    Rounded,
-    check_flow,
-    default_rounding,
-    round_weights,
-)
-from geutil.quantize.rounding.targets import NotRounded
 from geutil.quantize.spec import (
     MOST_BITS,
     QUANTIZE,
@@ -304,7 +304,7 @@ def calibrate(
     choice = Choice.of(rounding, clipping, correct_bias, usual)
     if not choice.is_plain:
         check_flow(model.graph)
-    with targets.cleared(model.graph, model.variables):
+    with rounding_targets.cleared(model.graph, model.variables):
         return _calibrated(model, sites, dataset, method, settings, choice, progress)
 
 

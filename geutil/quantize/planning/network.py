@@ -169,7 +169,7 @@ def delayed_input(op: Operation) -> Tensor | None:
 
 
 CORRECTION = "_geutil_correction"
-"""The mark of sums with a correction; see `geutil.quantize.rounding`."""
+"""The mark of sums with a correction; see `calibration.rounding`."""
 
 
 def uncorrected_input(op: Operation) -> Tensor | None:

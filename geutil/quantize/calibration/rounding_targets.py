@@ -23,6 +23,7 @@ from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.calibration.ranges import RangeSite, unquantized
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
+from geutil.quantize.planning.layer_rows import RowsOfLayer, rows_of
 from geutil.quantize.planning.network import (
     CORRECTION,
     Edge,
@@ -31,7 +32,6 @@ from geutil.quantize.planning.network import (
     simulation_of,
     uncorrected_input,
 )
-from geutil.quantize.rounding.layer_rows import RowsOfLayer, rows_of
 from geutil.quantize.spec import Range, levels, nudged, step
 from geutil.select.networks.layers import Layer
 

@@ -41,9 +41,7 @@ from geutil.quantize.calibration.ranges import (
     unquantized,
     variable_values,
 )
-from geutil.quantize.partial_copy import PartialCopy, Replace
-from geutil.quantize.planning.network import Edge, Network
-from geutil.quantize.rounding.targets import (
+from geutil.quantize.calibration.rounding_targets import (
     Correction,
     Grid,
     NotRounded,
@@ -51,6 +49,8 @@ from geutil.quantize.rounding.targets import (
     corrected,
     find_targets,
 )
+from geutil.quantize.partial_copy import PartialCopy, Replace
+from geutil.quantize.planning.network import Edge, Network
 from geutil.quantize.spec import Range, with_stored_steps
 from geutil.rewrite.liveness import undone_on_error
 from geutil.select.networks.layers import Layer
