@@ -518,27 +518,10 @@ def _behind(ends: Pair, writes: Sequence[Any]) -> Pair:
     return low, high
 
 
-def last_value(xs: Sequence[Tensor], handles: Pair, form: Format) -> Pair:
-    """Set a range to that of tensors, and return it."""
-    return assign(handles, ends_of(xs, form))
-
-
 def moving_average(
-    xs: Sequence[Tensor],
-    handles: Pair,
-    learnt: Any,
-    form: Format,
-    decay: float,
-    never_negative: Sequence[bool] = (),
-) -> tuple[Pair, Pair]:
-    """Move a range towards that of tensors; return it as it was, and as it is now."""
-    return moving_average_of(ends_of(xs, form, never_negative), handles, learnt, decay)
-
-
-def moving_average_of(
     batch: Pair, handles: Pair, learnt: Any, decay: float
 ) -> tuple[Pair, Pair]:
-    """Move a range towards that of a batch; see `moving_average`."""
+    """Move a range towards that of a batch; return it as it was, and as it is now."""
     share = tf.constant(1.0 - decay)
     learnt_share = _read(learnt)
     # A replica may move the range meanwhile: what is read of it is not older than that.

@@ -707,7 +707,9 @@ class _Builder:
             first = group.points[0].tensor
             low, high = add(
                 ("last value", form, _shape(first, form)),
-                lambda low, high, x: [*fake_quants.last_value([x], (low, high), form)],
+                lambda low, high, x: [
+                    *fake_quants.assign((low, high), fake_quants.ends_of([x], form))
+                ],
                 scope,
                 [*handles, first],
                 device,
@@ -715,30 +717,21 @@ class _Builder:
             return (low, high), (low, high)
         variables = [*handles, self._variables.learnt(group.name)]
         decay = group.decay
-        if self._in_step:
-            ends = add(
-                ("moving average of ends", decay),
-                lambda low, high, learnt, *ends: _flat(
-                    fake_quants.moving_average_of(ends, (low, high), learnt, decay)
-                ),
-                scope,
-                [*variables, *self._merged[id(group)]],
-                device,
-            )
+        in_step = self._in_step
+        never_negative: tuple[bool, ...] = ()
+        if in_step:
+            sources = [*self._merged[id(group)]]
         else:
             sources = [point.tensor for point in group.sources]
             never_negative = tuple(map(fake_quants.is_never_negative, sources))
-            ends = add(
-                ("moving average", form, decay, never_negative),
-                lambda low, high, learnt, *xs: _flat(
-                    fake_quants.moving_average(
-                        xs, (low, high), learnt, form, decay, never_negative
-                    )
-                ),
-                scope,
-                [*variables, *sources],
-                device,
-            )
+
+        def moved(low: Tensor, high: Tensor, learnt: Any, *xs: Tensor) -> list[Tensor]:
+            batch = xs if in_step else fake_quants.ends_of(xs, form, never_negative)
+            ends = fake_quants.moving_average(batch, (low, high), learnt, decay)
+            return [end for pair in ends for end in pair]
+
+        kind = ("moving average", in_step, form, decay, never_negative)
+        ends = add(kind, moved, scope, [*variables, *sources], device)
         return (ends[0], ends[1]), (ends[2], ends[3])
 
     def _quantize(
@@ -768,11 +761,6 @@ class _Builder:
         device = self._devices[id(point)]
         (result,) = self._stencils.add(kind, rounded, name, arguments, device)
         self._results.append((point, result))
-
-
-def _flat(pairs: tuple[Pair, Pair]) -> list[Tensor]:
-    early, late = pairs
-    return [*early, *late]
 
 
 def _ends_of(

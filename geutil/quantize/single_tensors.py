@@ -108,7 +108,7 @@ def last_value_quantize(
         _,
     ):
         if is_training:
-            ends = fake_quants.last_value([inputs], handles, form)
+            ends = fake_quants.assign(handles, fake_quants.ends_of([inputs], form))
         else:
             ends = fake_quants.read(handles)
         return fake_quants.fake_quant(inputs, ends, form)
@@ -185,9 +185,8 @@ def moving_avg_quantize(
         inputs, name_prefix, form, initial, vars_collection, variables, is_training
     ) as (handles, learnt):
         if is_training:
-            _, ends = fake_quants.moving_average(
-                [inputs], handles, learnt, form, ema_decay
-            )
+            batch = fake_quants.ends_of([inputs], form)
+            _, ends = fake_quants.moving_average(batch, handles, learnt, ema_decay)
         else:
             ends = fake_quants.read(handles)
         return fake_quants.fake_quant(inputs, ends, form)

@@ -520,12 +520,12 @@ def in_blocks(x: Any, form: Format, of: Any = tf) -> Any:
     return of.reshape(of.transpose(of.reshape(x, split), order), [form.block, -1])
 
 
-def from_blocks(x: Any, form: Format, shape: list[int], of: Any = tf) -> Any:
+def from_blocks(x: Any, form: Format, shape: list[int]) -> Any:
     """Return weights in their own shape again; see `in_blocks`."""
     split, order = _block_split(form, shape)
     # Both orders are their own inverses.
-    return of.reshape(
-        of.transpose(of.reshape(x, [split[axis] for axis in order]), order), shape
+    return tf.reshape(
+        tf.transpose(tf.reshape(x, [split[axis] for axis in order]), order), shape
     )
 
 

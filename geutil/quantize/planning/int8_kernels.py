@@ -47,14 +47,6 @@ class Kernel:
         return [i for i in self.inputs if i < len(op.inputs)]
 
 
-def _passing(inputs: tuple[int, ...] = (0,)) -> Kernel:
-    return Kernel(Treatment.PASSES, inputs)
-
-
-def _passing_all() -> Kernel:
-    return Kernel(Treatment.PASSES, None)
-
-
 def _making(slot: str, *, fuses: bool = False) -> Kernel:
     return Kernel(Treatment.MAKES, None, fuses=fuses, slot=slot)
 
@@ -112,8 +104,8 @@ _FORWARDING = types_in(
     """
 )
 _NEWEST: dict[str, Kernel] = {
-    **dict.fromkeys(sorted(_FORWARDING), _passing()),
-    "IdentityN": _passing_all(),
+    **dict.fromkeys(sorted(_FORWARDING), Kernel(Treatment.PASSES)),
+    "IdentityN": Kernel(Treatment.PASSES, None),
     # They pass ranges on, but the converter wants to see them at the end of a model.
     **dict.fromkeys(_MOVING_FIRST, KEEPING),
     "Split": Kernel(Treatment.KEEPS, (1,), slot="keep_quant"),

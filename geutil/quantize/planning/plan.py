@@ -76,6 +76,11 @@ _REFUSED = (
 )
 _NO_WEIGHTS = "has no weights, and the scheme leaves activations in float"
 _FEW = "rounding data as it runs takes longer than it saves"
+BEHIND = (
+    "is behind the last layer, and may be part of a loss; an override with a "
+    "geutil.quantize.Spec for it quantizes it"
+)
+_MORE_AT_THE_END = frozenset((Treatment.PASSES, Treatment.KEEPS, Treatment.JOINS))
 
 
 @dataclass(eq=False)
@@ -134,15 +139,8 @@ def quantized_ops(graph: Graph, results: Iterable[Tensor]) -> list[Operation]:
     ]
 
 
-BEHIND = (
-    "is behind the last layer, and may be part of a loss; an override with a "
-    "geutil.quantize.Spec for it quantizes it"
-)
-_MORE_AT_THE_END = frozenset((Treatment.PASSES, Treatment.KEEPS, Treatment.JOINS))
-
-
-class Drafts:
-    """The tensors of a network to quantize, those that are, and refusals."""
+class _PointPlanner:
+    """Plans the tensors of a network to quantize; tells of others why they are not."""
 
     def __init__(self, network: Network, choices: QuantizeChoices) -> None:
         self.network = network
@@ -162,6 +160,24 @@ class Drafts:
         self.bits: MutableIdentityMap[int] = MutableIdentityMap()
         # The parameters of ops besides weights.
         self.constants: dict[Operation, list[Draft]] = {}
+        self.weights: dict[Operation, Draft] = {}
+        self.skips: dict[Operation, Skip] = {}
+        self.notes: dict[Operation, str] = {}
+        self.blocked: list[Operation] = []
+        # Ops that a file holds as parts of others, or not at all.
+        self.converted: set[Operation] = set()
+        # Ops that forward what is not quantized (yet), with what they read.
+        self.passing: dict[Operation, Edge] = {}
+        for composite in lowering.find_composites(
+            network.ops, lambda t: [edge.op for edge in network.readers(t)]
+        ):
+            self.converted.update(composite.ops)
+            if all(self.refusal(op) == "" for op in composite.ops):
+                self.composites[composite.end] = composite
+                self.inner.update(composite.ops[1:])
+        for layer in network.random_layers.values():
+            self.inner.update(self._only_for(layer))
+            self.converted.update(layer.ops)
 
     def can_share(self, tensors: list[Tensor]) -> bool:
         """Tell whether tensors can have one range."""
@@ -337,37 +353,12 @@ class Drafts:
         statistic = any(self.network.is_statistic(t) for t in op.inputs)
         if op in self.inner or op in self.composites:
             return False
-        if statistic:
-            return self.choices.in_scope(op) and not self.overrides.skipped(op)
         kernel = kernel_of(op)
         passes = kernel is not None and kernel.treatment is Treatment.PASSES
         fuses = passes or op.type in (*int8_kernels.FUSED_ACTIVATIONS, *SUMS, "BiasAdd")
-        if fuses and self.network.is_behind_layers(op):
+        if statistic or (fuses and self.network.is_behind_layers(op)):
             return self.choices.in_scope(op) and not self.overrides.skipped(op)
         return self.refusal(op) == ""
-
-
-class _PointPlanner(Drafts):
-    def __init__(self, network: Network, choices: QuantizeChoices) -> None:
-        super().__init__(network, choices)
-        self.weights: dict[Operation, Draft] = {}
-        self.skips: dict[Operation, Skip] = {}
-        self.notes: dict[Operation, str] = {}
-        self.blocked: list[Operation] = []
-        # Ops that a file holds as parts of others, or not at all.
-        self.converted: set[Operation] = set()
-        # Ops that forward what is not quantized (yet), with what they read.
-        self.passing: dict[Operation, Edge] = {}
-        for composite in lowering.find_composites(
-            network.ops, lambda t: [edge.op for edge in network.readers(t)]
-        ):
-            self.converted.update(composite.ops)
-            if all(self.refusal(op) == "" for op in composite.ops):
-                self.composites[composite.end] = composite
-                self.inner.update(composite.ops[1:])
-        for layer in network.random_layers.values():
-            self.inner.update(self._only_for(layer))
-            self.converted.update(layer.ops)
 
     def _only_for(self, layer: RandomLayer) -> list[Operation]:
         """Return the ops of a random layer but its end that nothing else reads."""
