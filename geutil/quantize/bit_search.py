@@ -194,7 +194,7 @@ class BitSearch:
         if chosen is None:
             least = sum(map(min, self._sizes))
             raise QuantizeError(
-                f"no choice of {self._told} bits takes {most:,} bytes of weights or "
+                f"no choice of {self._named} bits takes {most:,} bytes of weights or "
                 f"less: the smallest takes {least:,}, which is "
                 f"{least / self.int8_size:.1%} of what 8 bits take; pass as much, or "
                 "allow fewer bits"
@@ -228,7 +228,7 @@ class BitSearch:
         if reached <= limit:
             return quietest
         raise QuantizeError(
-            f"no choice of {self._told} bits was found that reaches {wanted:g} dB of "
+            f"no choice of {self._named} bits was found that reaches {wanted:g} dB of "
             f"signal to noise: the best has {decibels(reached):.2f} dB; ask for less, "
             "or allow more bits"
         )
@@ -288,7 +288,7 @@ class BitSearch:
                 return bits
         most = max(map(score, choices))
         raise QuantizeError(
-            f"no choice of {self._told} bits was found that loses {loss:g} at most of "
+            f"no choice of {self._named} bits was found that loses {loss:g} at most of "
             f"{in_float:.6g}: the best keeps {most:.6g}; allow a loss of "
             f"{max(in_float - most, 0.0):.6g}, or more bits"
         )
@@ -367,7 +367,7 @@ class BitSearch:
         return tuple(points)
 
     @property
-    def _told(self) -> str:
+    def _named(self) -> str:
         return ", ".join(map(str, self._bits))
 
     def _bits_of(self, chosen: Sequence[int]) -> Bits:

@@ -140,7 +140,7 @@ class ReadWeights:
 
 
 def _is_packed(layer: Layer) -> bool:
-    """Tell whether int8 kernels of a layer read weights of 4 bits."""
+    """Return whether int8 kernels of a layer read weights of 4 bits."""
     op = layer.op
     if op.type == "Einsum":
         # With a label in data, weights and result it is a product of batches.
@@ -264,7 +264,7 @@ Bits = tuple[int, ...]
 
 
 class Noise:
-    """Tells how far outputs are from those in float."""
+    """The distance of outputs from those in float."""
 
     def __init__(self, exact: Sequence[Outputs]) -> None:
         names = list(exact[0])

@@ -345,7 +345,7 @@ def _fault_of_earlier(simulations: Sequence[Operation], key: str, value: Any) ->
 
 
 def _is_asked_for(simulation: Operation, key: str, value: Any) -> bool:
-    """Tell whether a FakeQuant op has the requested value of a key, if it shows."""
+    """Return whether a FakeQuant op has the requested value of a key, if it shows."""
     get = simulation.get_attr
     if key in ("weight_bits", "activation_bits"):
         return bool(get("num_bits") == value)
@@ -427,7 +427,7 @@ def ends_of(
     """Return the range of the values of tensors, with zero in it."""
     # Channels of tensors are counted by the last axes.
     # `never_negative`: of each, whether it holds nothing below zero, which is then its
-    # low end without looking; none is told of if this is empty.
+    # low end without looking; none is known if this is empty.
     if form.symmetric and form.narrow_range:
         sizes = [_reduced(tf.reduce_max, tf.abs(x), form) for x in xs]
         size = _joined(sizes, tf.maximum)
@@ -462,7 +462,7 @@ _KEEP_SIGNS = FAKE_QUANT | {
 
 
 def is_never_negative(tensor: Tensor) -> bool:
-    """Tell whether a tensor is known to hold nothing below zero."""
+    """Return whether a tensor is known to hold nothing below zero."""
     op = tensor.op
     while op.type in _KEEP_SIGNS:
         op = op.inputs[0].op
@@ -649,7 +649,7 @@ def shape_of(group: RangeGroup) -> tuple[int, ...]:
 
 
 class KnownValues:
-    """The values of weights, as far as they can be told without running the graph."""
+    """The values of weights, as far as they are known without running the graph."""
 
     def __init__(self, graph: Graph) -> None:
         captures = getattr(graph, "captures", ())

@@ -31,7 +31,7 @@ from geutil.select.networks.layers import Layer, Origin
 from geutil.select.walks import get_backward_walk_ops
 
 # Through StopGradient neither variables nor weights are looked for.
-_HANDED_ON = SHAPING - {"StopGradient"}
+_FORWARDING = SHAPING - {"StopGradient"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -121,7 +121,7 @@ class _NormFinder:
 
     def _variable(self, tensor: Tensor) -> Any:
         """Return the handle of the variable that a tensor has the value of."""
-        tensor = batch_norms.behind_shaping(tensor, _HANDED_ON)
+        tensor = batch_norms.behind_shaping(tensor, _FORWARDING)
         if tensor.op.type != "ReadVariableOp":
             return None
         return self._handles.get(tensor.op.inputs[0])
@@ -185,7 +185,7 @@ def _weights(layer: Layer) -> Tensor:
         delayed = delayed_input(op)
         if delayed is not None:
             tensor = delayed
-        elif op.type in FAKE_QUANT or op.type in _HANDED_ON:
+        elif op.type in FAKE_QUANT or op.type in _FORWARDING:
             tensor = op.inputs[0]
         else:
             return tensor
@@ -208,12 +208,12 @@ def _last_axis(scale: Tensor) -> int:
 
 
 def _is_subtracted(tensor: Tensor) -> bool:
-    def handed_on(t: Tensor) -> list[Tensor]:
-        return [op.outputs[0] for op in t.consumers() if op.type in _HANDED_ON]
+    def forwarded_to(t: Tensor) -> list[Tensor]:
+        return [op.outputs[0] for op in t.consumers() if op.type in _FORWARDING]
 
     return any(
         op.type == "Neg" or (op.type == "Sub" and op.inputs[1] is t)
-        for t in walk_by_identity([tensor], handed_on)
+        for t in walk_by_identity([tensor], forwarded_to)
         for op in t.consumers()
     )
 

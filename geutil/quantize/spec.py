@@ -290,7 +290,7 @@ class QuantizeChoices:
         return self.depthwise_bits if any(map(is_by_groups, ops)) else self.weight_bits
 
     def in_scope(self, op: Operation) -> bool:
-        """Tell whether an op is in the scope that is asked for."""
+        """Return whether an op is in the scope that is asked for."""
         return is_in_scope(op.name, self.scope)
 
     def matcher(self, ops: Iterable[Operation]) -> Overrides:
@@ -354,11 +354,11 @@ class Overrides:
                 self.specs.append((name, value, new))
 
     def asked(self, op: Operation) -> bool:
-        """Tell whether an op is to be quantized in a way of its own."""
+        """Return whether an op is to be quantized in a way of its own."""
         return isinstance(self._found.get(op), Spec)
 
     def skipped(self, op: Operation) -> bool:
-        """Tell whether an op is not to be quantized."""
+        """Return whether an op is not to be quantized."""
         return self._found.get(op) == SKIP
 
     def constant_spec(self, op: Operation) -> Spec:
@@ -469,7 +469,7 @@ def _weights_format(spec: Spec, axes: tuple[int, ...]) -> Format:
 
 
 def _by_channel(layer: Layer, spec: Spec) -> bool:
-    """Tell whether the weights of a layer can have a range for each channel."""
+    """Return whether the weights of a layer can have a range for each channel."""
     if layer.op.type in op_types.CONVOLUTIONS_2D:
         return True
     # FULLY_CONNECTED reads matrices with a range for each output, if it is symmetric.

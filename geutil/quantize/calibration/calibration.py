@@ -348,7 +348,7 @@ def _calibrated(
         _logger.warning("calibrate: %s", entry)
     inputs = seen.entries()
     for given in inputs:
-        # Headers of files were told of before.
+        # Headers of files were reported before.
         if not data.is_of_files(dataset) and is_unscaled(given.given, given.seen):
             _logger.warning("calibrate: %s", unscaled(given.name, given.given))
     return CalibrationReport(
@@ -464,7 +464,7 @@ class _Finiteness:
     def _is_masked(
         self, op: Operation, seen: Mapping[str, Any], masking: set[Operation]
     ) -> bool:
-        """Tell whether infinities come from a parameter, or were there before."""
+        """Return whether infinities come from a parameter, or were there before."""
         infinite = [t.op for t in op.inputs if not self._finite(t, seen)]
         data = [o for o in infinite if not self._network.is_parameter(o.outputs[0])]
         return bool(infinite) and all(o in masking for o in data)
@@ -542,7 +542,7 @@ _FAR = 6.25
 """So far below others the share that a softmax gives is less than half of 1/256."""
 _MASKED = -5e3
 """Masks hold less, -1e4 for example, and logits that count hold more."""
-_HANDING_ON = frozenset(
+_FORWARDING = frozenset(
     (
         *FAKE_QUANT,
         "Select",
@@ -702,24 +702,24 @@ def _is_finite(value: Array) -> bool:
 
 
 def _is_masked(site: RangeSite, model: Any) -> bool:
-    """Tell whether only softmaxes read a range's tensors, through passing ops."""
+    """Return whether only softmaxes read a range's tensors, through passing ops."""
 
     # Values far below all else have no share there, infinite or not.
     def readers(op: Operation) -> list[Operation]:
         return [reader for t in op.outputs for reader in t.consumers()]
 
-    def handed_to(op: Operation) -> list[Operation]:
-        return [reader for reader in readers(op) if reader.type in _HANDING_ON]
+    def forwarded_to(op: Operation) -> list[Operation]:
+        return [reader for reader in readers(op) if reader.type in _FORWARDING]
 
-    ops = closure(site.ops, handed_to)
+    ops = closure(site.ops, forwarded_to)
     outputs = IdentitySet(model.outputs.values())
     if any(t in outputs for op in ops for t in op.outputs):
         return False
     types = {reader.type for op in ops for reader in readers(op)}
-    return types - _HANDING_ON - op_types.VALUE_BLIND == {"Softmax"}
+    return types - _FORWARDING - op_types.VALUE_BLIND == {"Softmax"}
 
 
 def _feeds_softmax(site: RangeSite) -> bool:
-    """Tell whether a softmax reads the tensors of a range."""
+    """Return whether a softmax reads the tensors of a range."""
     readers = (r for op in site.ops for r in op.outputs[0].consumers())
     return any(reader.type in _SOFTMAXES for reader in readers)

@@ -1,4 +1,4 @@
-"""The ranges of a graph: read from variables, told by others, measured, frozen.
+"""The ranges of a graph: read from variables, given, measured, frozen.
 
 Some ops join their inputs in one range. A concat of boxes in pixels and of scores from
 0 to 1 has a range from 0 to 640, say. In 8 bits its steps are 2.5, and all scores are
@@ -366,7 +366,7 @@ def parts_of(tensor: Tensor) -> tuple[JoinedPart, ...]:
 
 
 def are_uneven(widths: Sequence[float]) -> bool:
-    """Tell whether some parts are so narrow that one range stores them badly."""
+    """Return whether some parts are so narrow that one range stores them badly."""
     return len(widths) > 1 and max(widths) > _FEWEST * min(widths)
 
 

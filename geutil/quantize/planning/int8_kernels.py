@@ -168,7 +168,7 @@ KERNELS = kernels_of(version_of(tf.__version__))
 PASSING = frozenset(
     kind for kind, kernel in _NEWEST.items() if kernel.treatment is Treatment.PASSES
 )
-"""Types of ops that hand values on, in int8 or not."""
+"""Types of ops that forward values, in int8 or not."""
 
 COMPOSITES = ("hard_swish", "gelu", "prelu")
 """Activations that are several ops, which one kernel computes."""

@@ -108,7 +108,7 @@ _erf = np.vectorize(math.erf)
 _GRID = np.linspace(-8.0, 8.0, 401)
 _MOST_OPS = 16  # twice the 8 ops of a gelu by tanh, constants apart
 _NEAR = 1e-4
-"""The tanh form of gelu is told from the erf form; float32 constants are not exact."""
+"""The two forms of gelu are farther apart; float32 constants are not exact."""
 
 _UNARY: dict[str, Callable[[Array], Array]] = {
     "Erf": _erf,
@@ -207,7 +207,7 @@ def _ending_in(
 def _closed(
     group: list[Operation], readers: Callable[[Tensor], list[Operation]]
 ) -> bool:
-    """Tell whether only the last op is read from outside."""
+    """Return whether only the last op is read from outside."""
     members = frozenset(group)
     inner = group[1:]
     return all(r in members for op in inner for r in readers(op.outputs[0]))
@@ -327,7 +327,7 @@ def _passes(op: Operation) -> bool:
 
 
 def _may_stand_between(op: Operation, layer: Operation, network: Network) -> bool:
-    """Tell whether an op may stand between a layer and its bias or activation."""
+    """Return whether an op may stand between a layer and its bias or activation."""
     # A BatchToSpace does in a dilated convolution only.
     if op.type != "BatchToSpaceND":
         return op.type in _RESHAPING | _MOVING
@@ -340,7 +340,7 @@ def _may_stand_between(op: Operation, layer: Operation, network: Network) -> boo
 
 
 def _leaves_channels(op: Operation, bias: Operation, index: int) -> bool:
-    """Tell whether the converter moves a bias over an op that stands before it."""
+    """Return whether the converter moves a bias over an op that stands before it."""
     # Over a Reshape to a shape that is known, if it adds to the last axis, which stays.
     if op.type != "Reshape":
         return op.type in _RESHAPING or neutral_input(op) is not None
@@ -396,7 +396,7 @@ def _is_bias(op: Operation, index: int, layer: Layer, network: Network) -> bool:
 
 
 def _is_by_channel(bias: Tensor, data: Tensor, layer: Layer) -> bool:
-    """Tell whether a bias has one value for each channel of a layer, or for all."""
+    """Return whether a bias has one value for each channel of a layer, or for all."""
     # A table of positions, say, has more, and is added by a kernel of its own.
     if None in (bias.shape.rank, data.shape.rank):
         return True
@@ -408,7 +408,7 @@ def _is_by_channel(bias: Tensor, data: Tensor, layer: Layer) -> bool:
 
 
 def _is_correction(op: Operation, index: int, network: Network) -> bool:
-    """Tell whether a product is the correction of a norm folded for training."""
+    """Return whether a product is the correction of a norm folded for training."""
     return op.type == "Mul" and network.is_statistic(op.inputs[1 - index])
 
 
@@ -656,7 +656,7 @@ _UNCONVERTED: dict[str, Callable[[Operation], Form | None]] = {
 
 
 def is_refused(op: Operation) -> bool:
-    """Tell whether TFLite's converter refuses an op as it is."""
+    """Return whether TFLite's converter refuses an op as it is."""
     return op.type in REFUSED or converted_form(op) is not None
 
 

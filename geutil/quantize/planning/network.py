@@ -193,7 +193,7 @@ def leave_in_float(chosen: Iterable[Operation], quantized: Iterable[Operation]) 
 
 
 def is_left_in_float(op: Operation) -> bool:
-    """Tell whether an op is to compute in float in a file."""
+    """Return whether an op is to compute in float in a file."""
     return creation.has_mark(op, _IN_FLOAT)
 
 
@@ -202,7 +202,7 @@ _UNROLL = Words(
     key="Model.unroll()",
 )
 _SMALL = 64
-"""Constants of so many values are told by them."""
+"""Constants of so many values are compared by them."""
 
 
 def find_twins(ops: Iterable[Operation]) -> list[list[Operation]]:
@@ -227,7 +227,7 @@ def find_twins(ops: Iterable[Operation]) -> list[list[Operation]]:
 
 
 def _has_its_own_value(op: Operation) -> bool:
-    """Tell whether an op of the same kind and inputs may yield something else."""
+    """Return whether an op of the same kind and inputs may yield something else."""
     if op.type == "ReadVariableOp":
         return False
     return types.is_stateful(op) or (not op.inputs and op.type != "Const")
@@ -266,7 +266,7 @@ def forwarded_from(tensor: Tensor) -> Tensor:
 
 
 def is_quantized(weights: Tensor) -> bool:
-    """Tell whether weights come from a FakeQuant op."""
+    """Return whether weights come from a FakeQuant op."""
     return simulation_of(weights) is not None
 
 
@@ -392,22 +392,22 @@ class Network:
         self._losses: set[Operation] | None = None
 
     def is_input(self, op: Operation) -> bool:
-        """Tell whether an op is an input, or a constant that stands in for one."""
+        """Return whether an op is an input, or a constant that stands in for one."""
         return op.type in op_types.PLACEHOLDERS or op in self.origins.inputs
 
     def is_data(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor is data, no parameter and no statistic."""
+        """Return whether a tensor is data, no parameter and no statistic."""
         is_data = self.origins.of(tensor) is None or tensor.op in self.noise
         return is_data and tensor.dtype.is_floating
 
     def is_parameter(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor depends on constants and variables only."""
+        """Return whether a tensor depends on constants and variables only."""
         return tensor.dtype.is_floating and (
             self.origins.is_parameter(tensor) and tensor.op not in self.noise
         )
 
     def is_statistic(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor is made of statistics of the batch."""
+        """Return whether a tensor is made of statistics of the batch."""
         return self.origins.of(tensor) is Origin.BATCH
 
     def readers(self, tensor: Tensor) -> list[Edge]:
@@ -430,7 +430,7 @@ class Network:
         return None
 
     def is_quantized_behind(self, tensor: Tensor) -> bool:
-        """Tell whether all ops that a tensor's values reach quantize it."""
+        """Return whether all ops that a tensor's values reach quantize it."""
         # A Reshape may stand between it and the FakeQuant op, for example.
         waiting = [tensor]
         for passed in waiting:
@@ -451,12 +451,12 @@ class Network:
         return True
 
     def is_behind_layers(self, op: Operation) -> bool:
-        """Tell whether an op may be part of a loss."""
+        """Return whether an op may be part of a loss."""
         # Of graphs whose results are not known that is what no layer depends on.
         return self._region is not None and op not in self._region
 
     def leads_to_loss(self, op: Operation) -> bool:
-        """Tell whether an op behind the last layer looks like part of a loss."""
+        """Return whether an op behind the last layer looks like part of a loss."""
         # That is, if what depends on it ends in a single number, or meets data that no
         # layer sees: the labels.
         if self._losses is None:
@@ -464,7 +464,7 @@ class Network:
         return op in self._losses
 
     def fills_lists(self, op: Operation) -> bool:
-        """Tell whether an op runs a body that computes floats, and returns lists."""
+        """Return whether an op runs a body that computes floats, and returns lists."""
         # As the loop of `tf.map_fn` does. What the lists hold the graph does not say.
         if op.type not in BODIES or all(t.dtype != tf.variant for t in op.outputs):
             return False
@@ -532,7 +532,7 @@ class Network:
         return any(r in needed and _reads_values(r, op) for r in readers)
 
     def _may_be_result(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor that nothing reads may be one: numbers, or choices."""
+        """Return whether an unread tensor may be a result: numbers, or choices."""
         op = tensor.op
         # An assignment to a version 1 variable returns it.
         if is_reference(tensor) or self.origins.of(tensor) is not None:
@@ -576,7 +576,7 @@ class Network:
 
 
 def _reads_values(reader: Operation, op: Operation) -> bool:
-    """Tell whether an op reads another's values, and not just the range of them."""
+    """Return whether an op reads another's values, and not just the range of them."""
     return reader.type not in int8_kernels.FAKE_QUANT or reader.inputs[0].op is op
 
 
@@ -685,7 +685,7 @@ def _only_reader(op: Operation, live: Liveness) -> Operation | None:
 
 
 def _is_plain(op: Operation) -> bool:
-    """Tell whether an op is a convolution that looks at each place, without zeros."""
+    """Return whether an op is a convolution that looks at each place, without zeros."""
     if op.type not in op_types.CONVOLUTIONS_2D or data_format(op) != "NHWC":
         return False
     ones = {*op.get_attr("strides"), *op.get_attr("dilations")} == {1}
@@ -695,7 +695,7 @@ def _is_plain(op: Operation) -> bool:
 
 
 def _crops_data(moved_convolution: Moved) -> bool:
-    """Tell whether more is cropped than zeros were added, as far as that is known."""
+    """Return whether more is cropped than zeros were added, as far as that is known."""
     before, padding, after, crops = (
         tf.get_static_value(t) for t in moved_convolution.numbers
     )

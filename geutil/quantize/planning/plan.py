@@ -180,7 +180,7 @@ class _PointPlanner:
             self.converted.update(layer.ops)
 
     def can_share(self, tensors: list[Tensor]) -> bool:
-        """Tell whether tensors can have one range."""
+        """Return whether tensors can have one range."""
         roots = [self.shared.root(t) for t in tensors]
         fixed = [self.shared.fixed(t) for t in tensors]
         bits = {self.bits.get(root) for root in roots}
@@ -329,7 +329,7 @@ class _PointPlanner:
         return BEHIND if behind and not self._may_end(op, kernel) else ""
 
     def _may_end(self, op: Operation, kernel: Kernel | None) -> bool:
-        """Tell whether an op behind the last layer is still part of the network."""
+        """Return whether an op behind the last layer is still part of the network."""
         if kernel is None or kernel.treatment in _MORE_AT_THE_END:
             return kernel is not None and self._reads_network(op)
         kinds = (*SUMS, *int8_kernels.FUSED_ACTIVATIONS)
@@ -344,12 +344,12 @@ class _PointPlanner:
         )
 
     def _is_asked_for(self, tensor: Tensor) -> bool:
-        """Tell whether the network reads a tensor quantized, its input for example."""
+        """Return whether the network reads a tensor quantized, as it does its input."""
         source, _ = self.origin.get(tensor, (tensor, None))
         return source in self.drafts
 
     def may_take(self, op: Operation) -> bool:
-        """Tell whether an op may become part of the kernel before it."""
+        """Return whether an op may become part of the kernel before it."""
         statistic = any(self.network.is_statistic(t) for t in op.inputs)
         if op in self.inner or op in self.composites:
             return False
@@ -525,7 +525,7 @@ class _PointPlanner:
         return refused
 
     def _adds_parted_bias(self, op: Operation) -> bool:
-        """Tell whether a sum could be a layer's bias, but for a Reshape in between."""
+        """Return whether a sum could be a layer's bias, but for a Reshape between."""
         parted, network = lowering.parted_bias(op), self.network
         if parted is None or op not in self.kernels or op in self.inner:
             return False
@@ -572,7 +572,7 @@ class _PointPlanner:
                 self.quantize(tensor, tensor.op, "output_quant", spec)
 
     def _is_input(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor is fed with values, no indices in float."""
+        """Return whether a tensor is fed with values, no indices in float."""
         readers = self.network.readers(tensor)
         values = any(t.dtype.is_floating for edge in readers for t in edge.op.outputs)
         return tensor.dtype == tf.float32 and values and not self.refusal(tensor.op)
@@ -624,7 +624,7 @@ class _PointPlanner:
             self._make(op, kernel)
 
     def _is_simulation(self, op: Operation) -> bool:
-        """Tell whether an op is FakeQuant, or delays it."""
+        """Return whether an op is FakeQuant, or delays it."""
         return op.type in int8_kernels.FAKE_QUANT or delayed_input(op) is not None
 
     def _skip(self, op: Operation, reason: str) -> None:
@@ -649,7 +649,7 @@ class _PointPlanner:
         self._end(chain, slot, spec)
 
     def _feeds_pool_and_more(self, tensor: Tensor) -> bool:
-        """Tell whether the converter forgets the range of a forwarded tensor."""
+        """Return whether the converter forgets the range of a forwarded tensor."""
         # It does so if an AvgPool reads it, and something else (TensorFlow 2.21).
         readers = self.network.readers(tensor)
         return len(readers) > 1 and any(edge.op.type == "AvgPool" for edge in readers)
@@ -695,7 +695,7 @@ class _PointPlanner:
             self._keep(op, replace(kernel, slot="keep_quant"))
             return
         for index in kernel.data_inputs(op):
-            # Of several inputs each is handed on as the output of its place.
+            # Of several inputs each is forwarded as the output of its place.
             t = op.outputs[index if len(op.outputs) > 1 else 0]
             source = op.inputs[index]
             if not self.network.is_data(source):
@@ -722,7 +722,7 @@ class _PointPlanner:
         self.origin[result] = self.origin.get(source, (source, next(edges)))
 
     def _keep(self, op: Operation, kernel: Kernel) -> None:
-        """Plan the ranges of an op that hands its own on, at the end of a model too."""
+        """Plan the ranges of an op that forwards its own, at the end of a model too."""
         (index,) = kernel.data_inputs(op)
         source = op.inputs[index]
         if not self.network.is_data(source):

@@ -347,7 +347,7 @@ def missed(model: Any, float_ops: Sequence[LiteOp]) -> list[LiteOp]:
 
 
 def _is_promised(op: LiteOp, by_name: dict[str, Operation], promised: set[str]) -> bool:
-    """Tell whether all ops that an op of the file is named after are quantized."""
+    """Return whether all ops that an op of the file is named after are quantized."""
     matches = (called(source, by_name) for source in sources_of(op.result))
     # Ranges are read from variables.
     named = [o for o in matches if o is not None and o.type != "ReadVariableOp"]

@@ -109,7 +109,7 @@ def lower(file: LiteFile, bits: int) -> list[LeftInFloat]:
 
 
 def _same(one: Quantization | None, other: Quantization | None) -> bool:
-    """Tell whether steps store the same integers."""
+    """Return whether steps store the same integers."""
     return (
         one is not None
         and other is not None
@@ -211,7 +211,7 @@ class _Lowering:
         return steps if selects or self._is_in_range(op, steps) else None
 
     def _is_in_range(self, op: LiteOp, steps: Quantization) -> bool:
-        """Tell whether an op cuts values off where a range does."""
+        """Return whether an op cuts values off where a range does."""
         most = _CLIPS.get(op.kind)
         if most is None or self._width.dtype != "int8":
             return False
@@ -476,7 +476,7 @@ class _Lowering:
     def _is_undone(
         self, op: LiteOp, steps_of: Mapping[LiteTensor, Quantization]
     ) -> bool:
-        """Tell whether a reshaped tensor gets its shape again; let a Reshape read it.
+        """Return whether a reshaped tensor gets its shape again; let a Reshape read it.
 
         The converter leaves both ops where data are quantized between them.
         """

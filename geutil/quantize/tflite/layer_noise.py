@@ -151,18 +151,18 @@ def layer_lines(layers: Sequence[LayerNoise]) -> Iterator[str]:
             f"{len(layers)} layer(s); '{worst.op}' ({worst.op_type}) adds most noise: "
             f"{decibels(worst.own)} by itself, marked with >"
         )
-    told = [(each, layer) for layer in layers for each in (layer, *layer.parts)]
-    rows = [_cells(each) for each, _ in told]
+    listed = [(each, layer) for layer in layers for each in (layer, *layer.parts)]
+    rows = [_cells(each) for each, _ in listed]
     widths = [max(len(row[i]) for row in (_TITLES, *rows)) for i in range(len(_TITLES))]
     names = []
-    for each, layer in told:
+    for each, layer in listed:
         why = f": {layer.unmatched}" if layer.unmatched else ""
         output = layer.tensor.rpartition(":")[2]
         which = "" if output == "0" else f":{output}"
         name = with_layer(layer.keras_layer, layer.op)
         own = f"{name}{which} ({layer.op_type}){why}"
         names.append(own if each is layer else f"  its input {each.tensor}")
-    marks = [">" if each is worst else " " for each, _ in told]
+    marks = [">" if each is worst else " " for each, _ in listed]
     for mark, cells, name in zip(
         (" ", *marks), (_TITLES, *rows), ("layer", *names), strict=True
     ):
@@ -481,7 +481,7 @@ class _StoredResult:
         tensor: the tensor, before it is rounded.
         members: the ops that the kernel computes, the op among them.
         simulation: the FakeQuant op that rounds it; None if nothing does, as where only
-            weights are rounded, or values are handed on.
+            weights are rounded, or values are forwarded.
         stored: the FakeQuant op in whose range it is stored; None if it is a float.
     """
 
@@ -511,7 +511,7 @@ def _stored_results(model: Any) -> list[_StoredResult]:
     """Return the results of the quantized ops of a model, in topological order.
 
     That is what FakeQuant ops round, what ops make of rounded weights, and what ops
-    hand on in the range of what they read.
+    forward in the range of what they read.
     """
     results = list(model.outputs.values())
     network = Network(model.graph, results)
@@ -538,7 +538,7 @@ def _stored_results(model: Any) -> list[_StoredResult]:
                 )
             if tensor in simulations:
                 continue
-            handed_on = _forwarded_range(tensor, network)
+            forwarded = _forwarded_range(tensor, network)
             rounded_weights = (
                 op in plan.kernels
                 and _leaves(tensor, parts, network)
@@ -549,13 +549,13 @@ def _stored_results(model: Any) -> list[_StoredResult]:
                     if network.is_parameter(t)
                 )
             )
-            if handed_on is not None or rounded_weights:
-                found.append(_StoredResult(kernel, tensor, parts, None, handed_on))
+            if forwarded is not None or rounded_weights:
+                found.append(_StoredResult(kernel, tensor, parts, None, forwarded))
     return found
 
 
 def _forwarded_range(tensor: Tensor, network: Network) -> Operation | None:
-    """Return the FakeQuant op whose values an op hands on; None for other ops."""
+    """Return the FakeQuant op whose values an op forwards; None for other ops."""
     op = tensor.op
     data = [t for t in op.inputs if network.is_data(t)]
     if op.type not in int8_kernels.PASSING or len(data) != 1:
@@ -565,7 +565,7 @@ def _forwarded_range(tensor: Tensor, network: Network) -> Operation | None:
 
 
 def _leaves(tensor: Tensor, parts: Sequence[Operation], network: Network) -> bool:
-    """Tell whether a tensor is the result of a kernel, and no step inside of it."""
+    """Return whether a tensor is the result of a kernel, and no step inside of it."""
     inside = set(parts)
     readers = [edge.op for edge in network.readers(tensor)]
     return tensor in network.results or any(op not in inside for op in readers)
@@ -617,7 +617,7 @@ def _file_tensors(
         }
     )
     return [
-        _told(len(tensors), fits, claims)
+        _matched(len(tensors), fits, claims)
         for tensors, fits in zip(named, chosen, strict=True)
     ]
 
@@ -679,7 +679,7 @@ class _Names:
 
 
 def _is_of_output(tensor: Tensor, found: LiteTensor) -> bool:
-    """Tell whether a tensor is that output of its op, where both have as many."""
+    """Return whether a tensor is that output of its op, where both have as many."""
     maker, count = found.producer, len(tensor.op.outputs)
     if maker is None or count == 1 or len(maker.outputs) != count:
         return True
@@ -687,7 +687,7 @@ def _is_of_output(tensor: Tensor, found: LiteTensor) -> bool:
 
 
 def _is_whole(result: _StoredResult, tensor: LiteTensor) -> bool:
-    """Tell whether the op that makes a tensor ends a kernel, and computes no more."""
+    """Return whether the op that makes a tensor ends a kernel, and computes no more."""
     maker = tensor.producer
     if maker is None or maker.kind not in (*BIASED, "BATCH_MATMUL", *_TAILS):
         return False
@@ -710,7 +710,7 @@ def _is_whole(result: _StoredResult, tensor: LiteTensor) -> bool:
 def _fits(
     result: _StoredResult, tensor: LiteTensor, values: Mapping[Operation, Array]
 ) -> bool:
-    """Tell whether a tensor has the shape and the steps of a result."""
+    """Return whether a tensor has the shape and the steps of a result."""
     shape = result.tensor.shape
     if shape.rank is None or tensor.shape is None or shape.rank != len(tensor.shape):
         return False
@@ -728,7 +728,7 @@ def _fits(
     return abs(steps.scales[0] / float(wanted) - 1.0) < _SAME_STEP
 
 
-def _told(
+def _matched(
     named: int, fits: Sequence[LiteTensor], claims: Mapping[LiteTensor, int]
 ) -> _FileTensor | str:
     """Return the tensor that is a result, if it is one alone; else what is wrong."""

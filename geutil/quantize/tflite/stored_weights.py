@@ -184,7 +184,7 @@ def pack_weights(graph: LiteGraph) -> None:
 
 
 def _takes_4_bits(op: LiteOp, tensor: LiteTensor, value: Array) -> bool:
-    """Tell whether an op reads weights of 4 bits, and loses no time by that."""
+    """Return whether an op reads weights of 4 bits, and loses no time by that."""
     if op.kind == "DEQUANTIZE":
         return True
     if op.kind not in _INT4_VERSIONS or op.inputs[_WEIGHTS] is not tensor:
@@ -374,7 +374,7 @@ class _Storing:
         return set(self._stored)
 
     def _moves(self, op: LiteOp) -> bool:
-        """Tell whether an op only marks or moves weights, and follow them."""
+        """Return whether an op only marks or moves weights, and follow them."""
         if not op.reads:
             return False
         source, result = op.reads[0], op.outputs[0]
