@@ -1,7 +1,7 @@
 """Simulated quantization with FakeQuant ops, and conversion to integer TFLite files."""
 
+from geutil.quantize.bit_plans import BitOption, BitPlan, CurvePoint, LayerBits
 from geutil.quantize.bit_search import choose_bits
-from geutil.quantize.bits import BitOption, BitPlan, CurvePoint, LayerBits
 from geutil.quantize.calibration.calibration import CalibrationReport, calibrate
 from geutil.quantize.calibration.ranges import NarrowInput
 from geutil.quantize.calibration.rounding import Rounded

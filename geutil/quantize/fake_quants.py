@@ -32,13 +32,7 @@ from geutil.errors import QuantizeError
 from geutil.graph import creation, replicas, types
 from geutil.graph.op_types import types_in
 from geutil.graph.resource_variables import handle_in, variables_outside
-from geutil.graph.types import (
-    Graph,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    is_func_graph,
-)
+from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.lowering import Form, Prelu
 from geutil.quantize.planning.network import Edge, Network, simulation_of, source_of
@@ -587,7 +581,7 @@ class RangeVariables:
                 )
             handle = replicas.local_handle(variable)
             owner = getattr(handle, "graph", self._graph)
-            if owner is not self._graph and not is_func_graph(self._graph):
+            if owner is not self._graph and not types.is_func_graph(self._graph):
                 raise QuantizeError(
                     f"'{name}/{end}' is given from another graph; graphs share ranges "
                     "through a checkpoint, by name"

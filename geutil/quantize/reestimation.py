@@ -10,15 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph import creation, functions, replicas
-from geutil.graph.types import (
-    Graph,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    as_model,
-    scope_dirname,
-)
+from geutil.graph import creation, functions, replicas, types
+from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import walk_by_identity
 from geutil.quantize.calibration.calibration import Sample, batches
 from geutil.quantize.calibration.ranges import frozen, range_values
@@ -98,7 +91,7 @@ class _NormFinder:
 
     def norm(self, root: Operation) -> InferenceNorm | Missed:
         """Return the norm that takes a root of a variance."""
-        name = scope_dirname(root.name).rstrip("/") or root.name
+        name = types.scope_dirname(root.name).rstrip("/") or root.name
         if self._network.origins.of(root.outputs[0]) is Origin.BATCH:
             return Missed(name, "normalizes by the statistics of the batch")
         below = batch_norms.variance_below(root)
@@ -343,7 +336,7 @@ def reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport:
         (array([2., 5.], dtype=float32), array([1., 0.], dtype=float32))
     """
     verb = "batch norms are re-estimated in a geutil.model.Model, not in"
-    graph = as_model(model, verb).graph
+    graph = types.as_model(model, verb).graph
     network = Network(graph, model.outputs.values())
     handles = MutableIdentityMap(
         (inside, outside) for outside, inside in functions.bindings(graph)

@@ -24,30 +24,15 @@ from geutil.graph import (
 from geutil.graph.creation import Later, Stencils
 from geutil.graph.resource_variables import step_counter, step_counter_of
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
-from geutil.quantize import fake_quants
+from geutil.quantize import fake_quants, spec
 from geutil.quantize.calibration.calibration import set_ranges_of_weights
 from geutil.quantize.fake_quants import Pair, Point, RangeGroup, RangeVariables
-from geutil.quantize.planning import lowering
+from geutil.quantize.planning import lowering, network
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS
-from geutil.quantize.planning.network import (
-    Edge,
-    leave_in_float,
-    live_simulations,
-    refuse_mesh,
-    refuse_training_ops,
-)
+from geutil.quantize.planning.network import Edge
 from geutil.quantize.planning.plan import QuantizePlan, plan_quantization, quantized_ops
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
-from geutil.quantize.spec import (
-    FOLD,
-    Format,
-    Mode,
-    Override,
-    QuantizeChoices,
-    Range,
-    checked_delay,
-    scheme_named,
-)
+from geutil.quantize.spec import Format, Mode, Override, QuantizeChoices, Range
 from geutil.rewrite.liveness import Liveness, undone_on_error
 from geutil.select import names
 from geutil.select.networks.batch_norms import is_layer_norm
@@ -185,7 +170,7 @@ result 8 bits (conv/act_quant)
     )
     if scheme is not None:
         choices = _of_scheme(scheme, choices)
-    mode = Mode(is_training, checked_delay(quant_delay, is_training, step), step)
+    mode = Mode(is_training, spec.checked_delay(quant_delay, is_training, step), step)
     with names.outputs_meant(graph_or_model, outputs):
         return quantize_by(
             graph_or_model, choices, mode, variables, vars_collection, strict=strict
@@ -207,7 +192,7 @@ def quantize_by(
     places = _places(graph_or_model)
     plans = [_planned(graph, results, choices, mode) for _, graph, results in places]
     earlier = [
-        set(quantized_ops(graph, results) if live_simulations(graph) else ())
+        set(quantized_ops(graph, results) if network.live_simulations(graph) else ())
         for _, graph, results in places
     ]
     if strict:
@@ -246,7 +231,7 @@ def quantize_by(
             reports.append(replace(report, rewritten=tuple(rewritten)))
             if not choices.weights_only and plan.groups:
                 in_float = [op for op in plan.in_float if op not in done]
-                leave_in_float(in_float, plan.kernels)
+                network.leave_in_float(in_float, plan.kernels)
     if (
         choices.weights_only
         and not mode.is_training
@@ -260,7 +245,7 @@ def quantize_by(
 
 def _of_scheme(name: str, choices: QuantizeChoices) -> QuantizeChoices:
     """Return choices with the bits of a scheme."""
-    scheme = scheme_named(name)
+    scheme = spec.scheme_named(name)
     if scheme.is_float:
         call = Words(f"geutil.quantize.to_tflite(model, scheme='{name}')", name)
         raise QuantizeError(
@@ -320,7 +305,7 @@ def _planned(
     graph: Graph, results: list[Tensor], choices: QuantizeChoices, mode: Mode
 ) -> QuantizePlan:
     if mode.is_training or not results or replicas.outputs_meant(graph):
-        refuse_training_ops(graph)
+        network.refuse_training_ops(graph)
     return plan_quantization(graph, results, choices)
 
 
@@ -373,7 +358,7 @@ def _report(
     if norms:
         warnings.append(
             f"{len(norms)} batch norm(s) are still there, '{norms[0].name}' among "
-            f"them, and cost time and accuracy; fold them before, with {FOLD}"
+            f"them, and cost time and accuracy; fold them before, with {spec.FOLD}"
         )
     for warning in warnings:
         _logger.warning("quantize: %s", warning)
@@ -447,7 +432,7 @@ def insert(
     # Returns for each tensor what it is quantized to.
     if not groups:
         return MutableIdentityMap()
-    refuse_mesh(graph)
+    network.refuse_mesh(graph)
     if replicas.in_several():
         _name_as_first(groups)
     elif mode.is_training and replicas.in_nested_function():

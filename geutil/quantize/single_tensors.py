@@ -14,30 +14,11 @@ from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import types
 from geutil.graph.resource_variables import step_counter_of
 from geutil.graph.types import Graph, Operation, Tensor, require_op
-from geutil.quantize import fake_quants, simulation
-from geutil.quantize.fake_quants import (
-    NewRange,
-    Pair,
-    Point,
-    RangeGroup,
-    RangeVariables,
-)
+from geutil.quantize import fake_quants, simulation, spec
+from geutil.quantize.planning import network
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS
-from geutil.quantize.planning.network import (
-    quantized_value,
-    refuse_mesh,
-    refuse_training_ops,
-)
 from geutil.quantize.report import Skipped
-from geutil.quantize.spec import (
-    Format,
-    Mode,
-    Range,
-    check_bits,
-    check_decay,
-    checked_delay,
-    checked_ends,
-)
+from geutil.quantize.spec import Format, checked_ends
 from geutil.rewrite.liveness import undone_on_error
 
 Variables = MutableMapping[str, Any] | None
@@ -178,7 +159,7 @@ def moving_avg_quantize(
         {'MovingAvgQuantize/min': -2.0, 'MovingAvgQuantize/max': 8.0, \
 'MovingAvgQuantize/learnt': 0.5}
     """
-    check_decay(ema_decay)
+    spec.check_decay(ema_decay)
     form = _format(inputs, per_channel, num_bits, symmetric, narrow_range)
     initial = checked_ends(init_min, init_max)
     with _range(
@@ -245,18 +226,20 @@ def _range(
     collection: str | None,
     variables: Variables,
     averages: bool = False,
-) -> Iterator[tuple[Pair, Any]]:
+) -> Iterator[tuple[fake_quants.Pair, Any]]:
     """Make the variables of a range; ops of the block get its name scope."""
     # Yields the handles of its ends, and that of the count of a moving average.
     graph: Graph = inputs.graph
     scope = types.scope_finalize(graph.get_name_scope())
     name = types.absolute_unique_name(graph, f"{scope}{prefix}")
     variable_by_name = {} if variables is None else variables
-    ranges = RangeVariables(graph, variable_by_name, collection)
+    ranges = fake_quants.RangeVariables(graph, variable_by_name, collection)
     shape = tuple(inputs.shape.as_list()[axis] for axis in form.axes)
     ranges.check(name, shape)
     device = str(inputs.op.device)
-    ranges.make([NewRange(name, shape, Range(*initial), averages, device)])
+    ranges.make(
+        [fake_quants.NewRange(name, shape, spec.Range(*initial), averages, device)]
+    )
     handles, learnt = ranges.handles(name), ranges.learnt(name) if averages else None
     variable_by_name.update(ranges.by_name)
     # The variables have ops of this scope, too: one that ends in a slash is not made
@@ -280,7 +263,7 @@ def _format(
             f"'{inputs.name}' is of another graph than the default one; call this in "
             "`with tensor.graph.as_default():`"
         )
-    check_bits(bits, "num_bits")
+    spec.check_bits(bits, "num_bits")
     return Format(
         bits, symmetric, narrow_range, _channels(inputs) if per_channel else ()
     )
@@ -410,11 +393,11 @@ def insert_quant_op(
     group = _group(
         init_min, init_max, moving_avg, ema_decay, Format(bits, False, narrow_range)
     )
-    mode = Mode(is_training, checked_delay(quant_delay, is_training))
+    mode = spec.Mode(is_training, spec.checked_delay(quant_delay, is_training))
     graph: Graph = producer.graph
-    refuse_training_ops(graph)
-    refuse_mesh(graph)
-    quantized_tensor = quantized_value(producer.outputs[0])
+    network.refuse_training_ops(graph)
+    network.refuse_mesh(graph)
+    quantized_tensor = network.quantized_value(producer.outputs[0])
     reason = _reason(producer, quantized_tensor, producer_scope)
     if reason:
         return InsertReport(quantized_tensor, skipped=(_skipped(producer, reason),))
@@ -432,14 +415,14 @@ def insert_quant_op(
         group.name = types.unused_name(
             graph, f"{types.scope_finalize(context or '')}{name}"
         )
-        point = Point(
+        point = fake_quants.Point(
             producer.outputs[0],
             group.name,
             group,
             simulation.edges_to(producer.outputs[0], readers_in_scope),
         )
         group.points.append(point)
-        ranges = RangeVariables(graph, {}, vars_collection)
+        ranges = fake_quants.RangeVariables(graph, {}, vars_collection)
         quantized_by_tensor = simulation.insert(graph, [group], mode, ranges)
     counter = step_counter_of(graph)
     return InsertReport(
@@ -482,11 +465,11 @@ def _checked_ends(
 
 def _group(
     low: float, high: float, moving_avg: bool, decay: float, form: Format
-) -> RangeGroup:
-    check_bits(form.bits)
-    check_decay(decay)
+) -> fake_quants.RangeGroup:
+    spec.check_bits(form.bits)
+    spec.check_decay(decay)
     initial = checked_ends(low, high)
-    return RangeGroup("", form, not moving_avg, decay, initial)
+    return fake_quants.RangeGroup("", form, not moving_avg, decay, initial)
 
 
 def _reason(producer: Operation, there: Tensor | None, scope: str | None) -> str:

@@ -25,8 +25,8 @@ from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, as_model
 from geutil.graph.walks import closure
 from geutil.lazy import Shown
 from geutil.progress import counted
-from geutil.quantize import fake_quants, partial_copy
-from geutil.quantize.calibration import rounding_targets
+from geutil.quantize import fake_quants, partial_copy, spec
+from geutil.quantize.calibration import rounding_targets, trials
 from geutil.quantize.calibration.ranges import (
     JoinedInputs,
     NarrowInput,
@@ -44,25 +44,9 @@ from geutil.quantize.calibration.rounding import (
     round_weights,
 )
 from geutil.quantize.calibration.rounding_targets import NotRounded
-from geutil.quantize.calibration.trials import (
-    CANDIDATES,
-    COUNTING,
-    METHODS,
-    Chosen,
-    Observer,
-    Ranges,
-    RangeTrials,
-    Settings,
-)
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, Treatment
 from geutil.quantize.planning.network import Network
-from geutil.quantize.spec import (
-    MOST_BITS,
-    QUANTIZE,
-    Range,
-    activation_format,
-    symmetric,
-)
+from geutil.quantize.spec import Range
 from geutil.select.networks import data
 
 _logger = logging.getLogger("geutil")
@@ -294,12 +278,12 @@ def calibrate(
           dense/act_quant      -1 to 3
     """
     sites = _sites(model)
-    methods = (BEST, *METHODS)
+    methods = (BEST, *trials.METHODS)
     if method not in methods:
         raise QuantizeError(
             f"there is no method '{method}'; the methods are {', '.join(methods)}"
         )
-    settings = Settings(decay, percentile, bins)
+    settings = trials.Settings(decay, percentile, bins)
     usual = default_rounding(model.graph, sites)
     choice = Choice.of(rounding, clipping, correct_bias, usual)
     if not choice.is_plain:
@@ -313,7 +297,7 @@ def _calibrated(
     sites: Sequence[RangeSite],
     dataset: Any,
     method: str,
-    settings: Settings,
+    settings: trials.Settings,
     choice: Choice,
     progress: bool | None,
 ) -> CalibrationReport:
@@ -386,7 +370,7 @@ def _sites(model: Any) -> list[RangeSite]:
     if not sites:
         raise QuantizeError(
             "the model reads no range from a variable",
-            remedy=f"quantize it first, with {QUANTIZE}",
+            remedy=f"quantize it first, with {spec.QUANTIZE}",
         )
     return sites
 
@@ -563,14 +547,14 @@ class _Collection:
         model: Any,
         sites: Sequence[RangeSite],
         method: str,
-        settings: Settings,
+        settings: trials.Settings,
         progress: bool | None,
     ) -> None:
         self.count = 0
         self._reach = _HEADROOM if method == BEST else 1.0
         self._sites = sites
-        methods = CANDIDATES if method == BEST else (method,)
-        counting = any(method in COUNTING for method in methods)
+        methods = trials.CANDIDATES if method == BEST else (method,)
+        counting = any(method in trials.COUNTING for method in methods)
         self._joined = JoinedInputs(model.graph.get_operations(), sites)
         groups = {site.name: site.tensors for site in sites} | self._joined.groups
         bins = settings.bins if counting else 0
@@ -590,13 +574,13 @@ class _Collection:
             for name, follower in find_followers(sites).items()
             if not {name, follower.source} & set(lowest)
         }
-        self._trials = RangeTrials(model, sites, self._followers, progress)
+        self._trials = trials.RangeTrials(model, sites, self._followers, progress)
         self._finiteness = _Finiteness(model)
         self._masked: set[str] = set()
         self._values: Counter[str] = Counter()
         self._unseen = {site.name: site for site in sites}
-        self._observers: dict[str, dict[str, Observer]] = {
-            method: {site.name: METHODS[method](settings) for site in sites}
+        self._observers: dict[str, dict[str, trials.Observer]] = {
+            method: {site.name: trials.METHODS[method](settings) for site in sites}
             for method in methods
         }
 
@@ -622,7 +606,7 @@ class _Collection:
             self._trials.add(sample, results)
         self.count += 1
 
-    def tried(self) -> dict[str, Ranges]:
+    def tried(self) -> dict[str, trials.Ranges]:
         """Return by method the ends of each range by name."""
         if self._unseen:
             op = next(iter(self._unseen.values())).ops[0]
@@ -642,22 +626,22 @@ class _Collection:
 
     def chosen(
         self,
-        tried: Mapping[str, Ranges],
+        tried: Mapping[str, trials.Ranges],
         weights: Sequence[RangeSite],
-        ranges_of_weights: Ranges,
-    ) -> Chosen:
+        ranges_of_weights: trials.Ranges,
+    ) -> trials.Chosen:
         """Choose among the ranges that were tried; see `RangeTrials.best`."""
         if len(tried) > 1:
             few = {s.name for s in self._sites if self._values[s.name] < _FEWEST_VALUES}
             return self._trials.best(tried, weights, ranges_of_weights, few)
         ((method, ranges),) = tried.items()
-        return Chosen(method, ranges)
+        return trials.Chosen(method, ranges)
 
-    def narrow(self, ranges: Ranges) -> tuple[NarrowInput, ...]:
+    def narrow(self, ranges: trials.Ranges) -> tuple[NarrowInput, ...]:
         """Return the inputs that get few steps of a range that they are joined in."""
         return self._joined.narrow(ranges)
 
-    def _ends(self, site: RangeSite, observer: Observer) -> Range:
+    def _ends(self, site: RangeSite, observer: trials.Observer) -> Range:
         low, high = observer.ends(site.form.bits)
         if site.name in self._masked and _feeds_softmax(site):
             # A masked value has to stay left out.
@@ -665,9 +649,9 @@ class _Collection:
         # TFLite would divide by the width of a range.
         ends = _OF_ZEROS if low == high else Range(low, high)
         form = site.form
-        if form != activation_format(MOST_BITS):
+        if form != spec.activation_format(spec.MOST_BITS):
             return ends
-        low, high = symmetric(*ends, form.bits, form.narrow_range)
+        low, high = spec.symmetric(*ends, form.bits, form.narrow_range)
         return Range(low * self._reach, high * self._reach)
 
     def _check_finite(

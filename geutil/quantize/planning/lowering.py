@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import replicas, types
+from geutil.graph import op_types, replicas, types
 from geutil.graph.creation import Function, Stencils
 from geutil.graph.edits import (
     InputEdit,
@@ -27,12 +27,6 @@ from geutil.graph.edits import (
     reader_edits,
     results_of,
     set_results,
-)
-from geutil.graph.op_types import (
-    ADDITIONS,
-    FUSED_NORMS,
-    SCALINGS,
-    types_in,
 )
 from geutil.graph.runtime import inlined_convolution
 from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Operation, Tensor
@@ -68,7 +62,7 @@ class Prelu:
 
 def find_prelus(network: Network) -> list[Prelu]:
     """Return the PReLUs of a network that nothing else reads the inside of."""
-    sums = (op for op in network.ops if op.type in ADDITIONS)
+    sums = (op for op in network.ops if op.type in op_types.ADDITIONS)
     return [prelu for op in sums if (prelu := _prelu(op, network)) is not None]
 
 
@@ -146,7 +140,7 @@ _VALUES = {
     for name, functions in _FUNCTIONS.items()
 }
 # Without one of these no group is looked at.
-_HINTS = types_in(
+_HINTS = op_types.types_in(
     """
     Relu6 Relu Erf Erfc Tanh Minimum Maximum
     """
@@ -172,7 +166,7 @@ def find_composites(
 ) -> list[Composite]:
     """Return the activations that are written out, in the order of their last ops."""
     place = {op: index for index, op in enumerate(ops)}
-    ends = (op for op in place if op.type in SCALINGS and op.inputs)
+    ends = (op for op in place if op.type in op_types.SCALINGS and op.inputs)
     return [c for op in ends if (c := _ending_in(op, place, readers)) is not None]
 
 
@@ -235,7 +229,7 @@ def _operand(tensor: Tensor, values: Mapping[Any, Array]) -> Array:
 
 
 _SUMS = frozenset(("Add", "AddV2", "BiasAdd", "BiasAddV1"))
-_RESHAPING = types_in(
+_RESHAPING = op_types.types_in(
     """
     BatchToSpaceND EnsureShape ExpandDims Identity PlaceholderWithDefault
     PreventGradient Reshape Snapshot Squeeze StopGradient
@@ -366,7 +360,7 @@ def parted_bias(op: Operation) -> PartedBias | None:
     # The heads of an attention, for example: [batch, n, channels] becomes [batch, n,
     # heads, size], and [heads, size] is added. It looks at shapes and at who reads what
     # lies between; not at what the first tensor comes from, nor at the second.
-    if op.type not in ADDITIONS:
+    if op.type not in op_types.ADDITIONS:
         return None
     for data, bias in (op.inputs, reversed(op.inputs)):
         reshape = data.op
@@ -391,7 +385,7 @@ def _is_bias(op: Operation, index: int, layer: Layer, network: Network) -> bool:
     if network.is_statistic(other):
         return True
     return network.is_parameter(other) and (
-        op.type not in ADDITIONS or _is_by_channel(other, data, layer)
+        op.type not in op_types.ADDITIONS or _is_by_channel(other, data, layer)
     )
 
 
@@ -618,7 +612,7 @@ def _roll(op: Operation) -> Form | None:
 
 
 _INT8: dict[str, Callable[[Operation], Form | None]] = {
-    **dict.fromkeys(FUSED_NORMS, _layer_norm),
+    **dict.fromkeys(op_types.FUSED_NORMS, _layer_norm),
     **dict.fromkeys((*DIVISIONS, "Div", "DivNoNan", "Xdivy"), _division),
     **dict.fromkeys(("Pow", "Square"), _power),
     **dict.fromkeys(("Cast", "OneHot"), _one_hot),

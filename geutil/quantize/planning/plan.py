@@ -14,15 +14,8 @@ from geutil.graph import function_calls, op_types, types
 from geutil.graph.op_types import FUSED_NORMS, SUMS, types_in
 from geutil.graph.runtime import is_convolution_call
 from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Operation, Tensor
-from geutil.quantize.fake_quants import (
-    Draft,
-    Point,
-    RangeGroup,
-    SharedRanges,
-    Skip,
-    check_obeyed,
-    named,
-)
+from geutil.quantize import fake_quants
+from geutil.quantize.fake_quants import Draft, Point, RangeGroup, SharedRanges, Skip
 from geutil.quantize.planning import int8_kernels, lowering
 from geutil.quantize.planning.int8_kernels import Kernel, Treatment
 from geutil.quantize.planning.lowering import Chain, Composite, Form, Prelu
@@ -400,7 +393,9 @@ class _PointPlanner:
 
     def _plan_of_drafts(self) -> QuantizePlan:
         """Return the plan of the drafts."""
-        groups, points = named(list(self.drafts.values()), self.network, self.shared)
+        groups, points = fake_quants.named(
+            list(self.drafts.values()), self.network, self.shared
+        )
         return QuantizePlan(
             groups,
             self.kernels,
@@ -434,7 +429,7 @@ class _PointPlanner:
         for op, drafts in self.constants.items():
             constant_points = [point_of[draft.tensor] for draft in drafts]
             parameters[op] = [*parameters.get(op, ()), *constant_points]
-        check_obeyed(self.overrides, plan, parameters, self.network)
+        fake_quants.check_obeyed(self.overrides, plan, parameters, self.network)
         return plan
 
     def _weigh(self, op: Operation) -> None:

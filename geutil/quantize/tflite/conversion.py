@@ -20,31 +20,18 @@ import tensorflow as tf
 from geutil import tflite
 from geutil.errors import ArgumentTypeError, QuantizeError, TFLiteError, Words
 from geutil.graph.types import as_model, type_name
-from geutil.quantize.bits import overrides_of
+from geutil.quantize.bit_plans import overrides_of
 from geutil.quantize.calibration.calibration import calibrate, set_ranges_of_weights
 from geutil.quantize.calibration.ranges import find_sites
 from geutil.quantize.planning.network import is_quantized, live_simulations
 from geutil.quantize.simulation import quantize
 from geutil.quantize.spec import QUANTIZE, SCHEMES, Range, Scheme, scheme_named
-from geutil.quantize.tflite import runner, stored_weights
+from geutil.quantize.tflite import deployment, runner, stored_weights
 from geutil.quantize.tflite.converter_workarounds import Apart
-from geutil.quantize.tflite.deployment import (
-    check_bits,
-    check_learnt,
-    converted,
-    deployed,
-    float_ops,
-    missed,
-)
+from geutil.quantize.tflite.deployment import converted, deployed
 from geutil.quantize.tflite.integer_kernels import lower
 from geutil.quantize.tflite.least_memory import least_memory_order
-from geutil.quantize.tflite.stored_weights import (
-    LeftInFloat,
-    layers_lost,
-    pack_weights,
-    read_weights_stored,
-    store_weights,
-)
+from geutil.quantize.tflite.stored_weights import LeftInFloat
 from geutil.select.networks.layers import Origins, layer_of
 from geutil.tflite import LiteFile
 from geutil.tflite.effects import without
@@ -200,13 +187,13 @@ def to_int8(
     types_of_ends = EndTypes(model, input_type, output_type)
     if representative is not None:
         calibrate(model, representative)
-    check_bits(model.graph)
+    deployment.check_bits(model.graph)
     blob, left = _lowered(model, SCHEMES["int8"])
     reasons = {entry.result: f": {entry.reason}" for entry in left}
     # Some files are made, and cannot be run.
     runner.interpreter_of(blob)
-    in_float = float_ops(tflite.open(blob))
-    not_kept = missed(model, in_float)
+    in_float = deployment.float_ops(tflite.open(blob))
+    not_kept = deployment.missed(model, in_float)
     for op in in_float:
         _logger.warning(
             "to_int8: %s '%s' of the TFLite file computes in float%s%s",
@@ -405,7 +392,7 @@ def _check_scheme(model: Any, scheme: Scheme) -> None:
 def _lowered(model: Any, scheme: Scheme) -> tuple[bytes, list[LeftInFloat]]:
     """Lower a model's kernels to the types of a scheme; return ops in float, too."""
     if not scheme.weights_only:
-        check_learnt(find_sites(model.graph, model.variables))
+        deployment.check_learnt(find_sites(model.graph, model.variables))
     apart = Apart()
     file = tflite.open(converted(deployed(model, fuse=True, apart=apart)))
     left: list[LeftInFloat] = []
@@ -418,15 +405,15 @@ def _lowered(model: Any, scheme: Scheme) -> tuple[bytes, list[LeftInFloat]]:
     }
     for graph in file.graphs:
         found |= stored_weights.store_in_blocks(graph, matrices)
-        store_weights(graph)
+        stored_weights.store_weights(graph)
         if scheme.weights_only:
-            left += layers_lost(graph, layers)
+            left += stored_weights.layers_lost(graph, layers)
         if scheme.at_run_time:
-            left += read_weights_stored(graph)
+            left += stored_weights.read_weights_stored(graph)
     if scheme.activation_bits is not None:
         left += lower(file, scheme.activation_bits)
     for graph in file.graphs:
-        pack_weights(graph)
+        stored_weights.pack_weights(graph)
     edges = apart.join(file)
     left = [entry for entry in left if entry.result not in edges]
     stored_weights.check_all_found(matrices, found)

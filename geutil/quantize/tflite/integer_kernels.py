@@ -22,17 +22,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from geutil.quantize.tflite.stored_weights import LeftInFloat
+from geutil.tflite import kinds
 from geutil.tflite.file import LiteFile
 from geutil.tflite.kernels import CONVERSIONS
-from geutil.tflite.kinds import (
-    BIASED,
-    FIXED_SCALE,
-    INEXACT,
-    KINDS,
-    OTHER,
-    Kind,
-    StepRule,
-)
+from geutil.tflite.kinds import BIASED, KINDS, OTHER, Kind, StepRule
 from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor, Quantization
 from geutil.tflite.precision import version_of
 from geutil.tflite.type_changes import set_end
@@ -278,7 +271,9 @@ class _Lowering:
         """Let an op compute in integers; return why it cannot, or nothing."""
         kernel, dtype = KINDS.get(op.kind, OTHER), self._width.dtype
         if dtype not in kernel.widths:
-            kind = "an inexact" if dtype == "int16" and op.kind in INEXACT else "no"
+            kind = (
+                "an inexact" if dtype == "int16" and op.kind in kinds.INEXACT else "no"
+            )
             return f"TFLite has {kind} {dtype} kernel for {op.kind}"
         # Weights and biases of layers are no data.
         only = BIASED[op.kind][0] if kernel.rule is StepRule.LAYER else None
@@ -363,7 +358,7 @@ class _Lowering:
     ) -> Quantization | None:
         """Return the steps that a kernel makes a result in; None if not known."""
         if kernel.rule is StepRule.FIXED:
-            scale, zero = FIXED_SCALE[op.kind, self._width.dtype]
+            scale, zero = kinds.FIXED_SCALE[op.kind, self._width.dtype]
             return Quantization((scale,), (zero,))
         if kernel.rule in _KEEPING:
             return data[0]

@@ -25,16 +25,7 @@ import tensorflow as tf
 from geutil.errors import QuantizeError, Words
 from geutil.graph import creation, functions, op_types
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
-from geutil.quantize.calibration.ranges import (
-    are_uneven,
-    format_of_simulation,
-    frozen,
-    parts_of,
-    range_values,
-    same_values,
-    simulated_ends,
-    unquantized,
-)
+from geutil.quantize.calibration import ranges
 from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
@@ -201,12 +192,12 @@ class NoiseMeter:
                 remedy=f"quantize it, with {QUANTIZE}, before it is converted, or "
                 f"leave {Words('layers=True')} out",
             )
-        self._values = range_values(model.graph)
+        self._values = ranges.range_values(model.graph)
         self._tensors = _file_tensors(model, self._results, runner.file, self._values)
         # Names that are no names of inputs: results in float are fed beside these.
         self._inputs = {name: f"x{i}" for i, name in enumerate(model.inputs)}
-        self._float = self._copied(model, unquantized, rounded=False)
-        self._simulated = self._copied(model, frozen(self._values), rounded=True)
+        self._float = self._copied(model, ranges.unquantized, rounded=False)
+        self._simulated = self._copied(model, ranges.frozen(self._values), rounded=True)
         self._alone = self._each_alone(model)
 
         def forms(
@@ -223,7 +214,7 @@ class NoiseMeter:
         self._parts = [
             (place, part)
             for place, result in enumerate(self._results)
-            for part in parts_of(result.tensor)
+            for part in ranges.parts_of(result.tensor)
         ]
         count = len(self._results) + len(self._parts)
         self._sums = np.zeros((count, len(_SUMS)))
@@ -314,7 +305,7 @@ class NoiseMeter:
             for row, _ in rows
             for _, low, high, _ in [self._most[row]]
         ]
-        if not are_uneven(widths):
+        if not ranges.are_uneven(widths):
             return ()
         return tuple(
             replace(_entry(*self._measured(place, row)), tensor=part.name)
@@ -329,7 +320,7 @@ class NoiseMeter:
 
     def _each_alone(self, model: Any) -> Any:
         """Return a function of ops that read the results of others in float."""
-        copy = PartialCopy(model.graph, model.inputs, frozen(self._values))
+        copy = PartialCopy(model.graph, model.inputs, ranges.frozen(self._values))
         wanted = [t for r in self._results for t in (r.tensor, _rounded(r))]
         copies = copy.of(wanted)
         exact, rounded = copies[::2], copies[1::2]
@@ -573,14 +564,14 @@ def _leaves(tensor: Tensor, parts: Sequence[Operation], network: Network) -> boo
 
 def _range_of_simulation(op: Operation, values: Mapping[Operation, Array]) -> Range:
     """Return the values that a FakeQuant op rounds to: the lowest and the highest."""
-    form = format_of_simulation(op)
-    return nudged(*simulated_ends(op, values), form.bits, form.narrow_range)
+    form = ranges.format_of_simulation(op)
+    return nudged(*ranges.simulated_ends(op, values), form.bits, form.narrow_range)
 
 
 def _step_of_simulation(op: Operation, values: Mapping[Operation, Array]) -> Array:
     """Return the distance of two values that a FakeQuant op rounds to."""
-    form = format_of_simulation(op)
-    return step(*simulated_ends(op, values), form.bits, form.narrow_range)
+    form = ranges.format_of_simulation(op)
+    return step(*ranges.simulated_ends(op, values), form.bits, form.narrow_range)
 
 
 @dataclass(frozen=True, eq=False)
@@ -607,7 +598,7 @@ def _file_tensors(
         for result, tensors in zip(results, named, strict=True)
     ]
     # An Identity of a result may be in the same tensor: that is no other value.
-    sources = [id(list(same_values(result.tensor))[-1]) for result in results]
+    sources = [id(list(ranges.same_values(result.tensor))[-1]) for result in results]
     claims = Counter(
         tensor
         for tensor, _ in {
@@ -642,7 +633,7 @@ class _Names:
             (model.outputs, signature.outputs),
         ):
             for name, file_name in file_names(list(tensors)).items():
-                for tensor in same_values(tensors[name]):
+                for tensor in ranges.same_values(tensors[name]):
                     self._ends[tensor] = ends[file_name]
 
     def candidates(self, result: _StoredResult) -> list[LiteTensor]:

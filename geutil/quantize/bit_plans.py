@@ -464,7 +464,7 @@ def decibels(noise: float) -> float:
     """Return signal to noise in dB; infinity without noise.
 
     Example:
-        >>> from geutil.quantize.bits import decibels
+        >>> from geutil.quantize.bit_plans import decibels
         >>> decibels(0.01), decibels(0.0)
         (20.0, inf)
     """
@@ -569,7 +569,7 @@ class BitPlan(Shown):
             metric.
 
     Example:
-        >>> from geutil.quantize.bits import BitOption, BitPlan, LayerBits
+        >>> from geutil.quantize.bit_plans import BitOption, BitPlan, LayerBits
         >>> options = (BitOption(4, 32, 0.01, 0.02), BitOption(8, 64, 0.0001, 0.01))
         >>> layer = LayerBits(("dense",), "MatMul", 64, 4, options)
         >>> plan = BitPlan("int8", "size 40", (layer,), (), 32, 64, 0.02, 0.02, 0.01)
