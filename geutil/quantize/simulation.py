@@ -484,6 +484,7 @@ def _name_as_first(groups: list[RangeGroup]) -> None:
 
     def check(every: list[list[tuple[str, Any]]]) -> None:
         for others in every[1:]:
+            # One variable is for ranges at the same place of the list, in any replica.
             kinds = [[kind for _, kind in listed] for listed in (every[0], others)]
             if kinds[0] != kinds[1]:
                 raise QuantizeError(
