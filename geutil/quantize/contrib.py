@@ -23,13 +23,7 @@ from geutil.quantize import fake_quants, simulation, spec
 from geutil.quantize.planning import network
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS
 from geutil.quantize.report import QuantizeReport, Skipped
-from geutil.quantize.spec import (
-    Format,
-    Mode,
-    QuantizeChoices,
-    checked_delay,
-    checked_ends,
-)
+from geutil.quantize.spec import Format, QuantizeChoices, checked_delay, checked_ends
 from geutil.rewrite.liveness import undone_on_error
 from geutil.select import names
 from geutil.select.networks.batch_norms import fused_norm
@@ -303,7 +297,7 @@ def _quantized(
     # The old rewriters put FakeQuant ops on products wherever they are.
     scopes = names.scopes_meant([graph], _scope(choices))
     choices = replace(choices, scope=scopes, products_at_end=True)
-    mode = Mode(is_training, delay, None)
+    mode = spec.Mode(is_training, delay, None)
     return simulation.quantize_by(graph, choices, mode)
 
 
@@ -692,7 +686,7 @@ def insert_quant_op(
     group = _group(
         init_min, init_max, moving_avg, ema_decay, Format(bits, False, narrow_range)
     )
-    mode = Mode(is_training, checked_delay(quant_delay, is_training))
+    mode = spec.Mode(is_training, checked_delay(quant_delay, is_training))
     graph: Graph = producer.graph
     network.refuse_training_ops(graph)
     network.refuse_mesh(graph)

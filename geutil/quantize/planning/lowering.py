@@ -30,12 +30,7 @@ from geutil.graph.edits import (
 )
 from geutil.graph.runtime import inlined_convolution
 from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Operation, Tensor
-from geutil.quantize.planning.int8_kernels import (
-    DIVISIONS,
-    FUSED_ACTIVATIONS,
-    REFUSED,
-    Treatment,
-)
+from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.network import (
     Network,
     find_moved,
@@ -282,12 +277,14 @@ def chain_from(
         if len(edges) != 1 or not may_take(edges[0].op):
             break
         reader, index = edges[0]
-        if reader.type in FUSED_ACTIVATIONS:
+        if reader.type in int8_kernels.FUSED_ACTIVATIONS:
             if not takes_activation:
                 break
             chain_ops += [*passed, reader]
             return Chain(
-                tuple(chain_ops), reader.outputs[0], FUSED_ACTIVATIONS[reader.type]
+                tuple(chain_ops),
+                reader.outputs[0],
+                int8_kernels.FUSED_ACTIVATIONS[reader.type],
             )
         if layer and neutral_input(reader) == index:
             # No bias, although it is written as one: the next may be one.
@@ -317,7 +314,7 @@ def chain_from(
 
 def _passes(op: Operation) -> bool:
     kernel = kernel_of(op)
-    return kernel is not None and kernel.treatment is Treatment.PASSES
+    return kernel is not None and kernel.treatment is int8_kernels.Treatment.PASSES
 
 
 def _may_stand_between(op: Operation, layer: Operation, network: Network) -> bool:
@@ -489,7 +486,7 @@ def _division(op: Operation) -> Form | None:
         inputs = [*dividend, root.op.inputs[0]]
         key = ("root", len(dividend))
         return Form("computes by rsqrt", "by_root", key, by_root, inputs)
-    if op.type in DIVISIONS:
+    if op.type in int8_kernels.DIVISIONS:
         return None
     divisor = tf.get_static_value(root)
     # DivNoNan and Xdivy are plain divisions by constants without zeros alone.
@@ -613,7 +610,7 @@ def _roll(op: Operation) -> Form | None:
 
 _INT8: dict[str, Callable[[Operation], Form | None]] = {
     **dict.fromkeys(op_types.FUSED_NORMS, _layer_norm),
-    **dict.fromkeys((*DIVISIONS, "Div", "DivNoNan", "Xdivy"), _division),
+    **dict.fromkeys((*int8_kernels.DIVISIONS, "Div", "DivNoNan", "Xdivy"), _division),
     **dict.fromkeys(("Pow", "Square"), _power),
     **dict.fromkeys(("Cast", "OneHot"), _one_hot),
     "AddN": _sum,
@@ -651,7 +648,7 @@ _UNCONVERTED: dict[str, Callable[[Operation], Form | None]] = {
 
 def is_refused(op: Operation) -> bool:
     """Return whether TFLite's converter refuses an op as it is."""
-    return op.type in REFUSED or converted_form(op) is not None
+    return op.type in int8_kernels.REFUSED or converted_form(op) is not None
 
 
 Lowered = tuple[list[str], dict[Operation, Operation]]
