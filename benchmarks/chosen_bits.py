@@ -30,7 +30,7 @@ from geutil.quantize import (
     quantize,
     to_int8,
 )
-from geutil.quantize.bits.bit_plan import overrides_of
+from geutil.quantize.bit_plans import overrides_of
 
 _SEED = 3_100_000
 """Of no image that anything was trained on."""

@@ -52,7 +52,7 @@ FOR_ALL = {
 }
 # Clients do not know each other, with one exception: the rewriters of old fold batch
 # norms and then insert FakeQuant ops, so one module puts the two together.
-COMPOSITIONS = {"quantize.contrib_rewriters": {"batchnorm"}}
+COMPOSITIONS = {"quantize.contrib": {"batchnorm"}}
 # Rooms whose names can be imported from where they were, too: looked up when asked for.
 FORMER_HOMES = {
     "gradients": {"pipeline"},
@@ -295,7 +295,7 @@ WRONG = {
         ("gradients.plan", "from geutil.batchnorm import fold"),
         ("batchnorm.apply", "from geutil.quantize import insert"),
         ("quantize.single_insertion", "from geutil.batchnorm import FoldReport"),
-        ("quantize.contrib_rewriters", "from geutil.gradients import gradients"),
+        ("quantize.contrib", "from geutil.gradients import gradients"),
         ("batchnorm.fold", "from geutil.quantize import rewriters"),
         ("model.file_writers", "from geutil.report import text"),
         ("memory.predict", "from geutil.reroute import swap_ts"),
@@ -350,7 +350,7 @@ RIGHT = {
         ("transform.op_copying", "from geutil.graph.types import Graph"),
         ("gradients.plan", "from geutil.transform import copy"),
         ("memory.predict", "from geutil.select.walks import x"),
-        ("quantize.contrib_rewriters", "from geutil.batchnorm import FoldReport"),
+        ("quantize.contrib", "from geutil.batchnorm import FoldReport"),
         ("report.text", "from geutil.model import opening"),
         ("cli.main", "from geutil.report import text"),
         ("edit", "from geutil.reroute.views import detach"),

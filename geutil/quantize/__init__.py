@@ -1,15 +1,22 @@
 """Simulated quantization with FakeQuant ops, and conversion to integer TFLite files."""
 
-from geutil.quantize.bits.bit_plan import BitOption, BitPlan, CurvePoint, LayerBits
-from geutil.quantize.bits.bit_search import choose_bits
+from geutil.quantize.bit_plans import BitOption, BitPlan, CurvePoint, LayerBits
+from geutil.quantize.bit_search import choose_bits
 from geutil.quantize.calibration.calibration import CalibrationReport, calibrate
 from geutil.quantize.calibration.ranges import NarrowInput
-from geutil.quantize.contrib_rewriters import (
+from geutil.quantize.calibration.rounding import Rounded
+from geutil.quantize.calibration.rounding_targets import NotRounded
+from geutil.quantize.contrib import (
+    InsertReport,
     RewriteReport,
     create_eval_graph,
     create_training_graph,
     experimental_create_eval_graph,
     experimental_create_training_graph,
+    fixed_quantize,
+    insert_quant_op,
+    last_value_quantize,
+    moving_avg_quantize,
 )
 from geutil.quantize.equalization import (
     Equalized,
@@ -24,16 +31,7 @@ from geutil.quantize.reestimation import (
     reestimate_batch_norm,
 )
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
-from geutil.quantize.rounding.rounding import Rounded
-from geutil.quantize.rounding.targets import NotRounded
 from geutil.quantize.simulation import quantize
-from geutil.quantize.single_tensors import (
-    InsertReport,
-    fixed_quantize,
-    insert_quant_op,
-    last_value_quantize,
-    moving_avg_quantize,
-)
 from geutil.quantize.spec import Spec
 from geutil.quantize.tflite.conversion import to_int8, to_tflite
 from geutil.quantize.tflite.layer_noise import LayerNoise

@@ -20,17 +20,10 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph import creation
+from geutil.graph import creation, types
 from geutil.graph.edits import InputEdit, apply_edits, reader_edits, transaction
 from geutil.graph.op_types import FUSED_NORMS, SHIFTS, types_in
-from geutil.graph.types import (
-    Graph,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    signatures_of,
-)
+from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
 from geutil.quantize.planning.network import Edge, Network
@@ -371,7 +364,7 @@ def equalize(model: Any, *, replace_relu6: bool = False) -> EqualizeReport:
 
 def _places(model: Any) -> list[tuple[str, Graph, list[Tensor]]]:
     """Return (name, graph, results) of each signature; refuse quantized ones."""
-    models = signatures_of(model, "a geutil.model.Model is equalized, not")
+    models = types.signatures_of(model, "a geutil.model.Model is equalized, not")
     for other in models.values():
         for op in other.graph.get_operations():
             if op.type in FAKE_QUANT:

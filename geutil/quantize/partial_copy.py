@@ -16,8 +16,8 @@ from geutil.select.networks.layers import LED_IN
 
 Array = np.ndarray[Any, Any]
 Replace = Callable[[Operation], "Tensor | Array | None"]
-"""Tells what stands in for an op: for each of its results another tensor of the graph,
-for its first one a value, or, with None, the op itself."""
+"""Returns the replacement of an op: for each of its results another tensor of the
+graph, for its first one a value, or, with None, the op itself."""
 Amend = Callable[[Any, Operation], None]
 """Changes the node that an op is copied to, its name too."""
 

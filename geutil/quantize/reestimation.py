@@ -10,15 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import QuantizeError
-from geutil.graph import creation, functions, replicas
-from geutil.graph.types import (
-    Graph,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    as_model,
-    scope_dirname,
-)
+from geutil.graph import creation, functions, replicas, types
+from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import walk_by_identity
 from geutil.quantize.calibration.calibration import Sample, batches
 from geutil.quantize.calibration.ranges import frozen, range_values
@@ -31,7 +24,7 @@ from geutil.select.networks.layers import Layer, Origin
 from geutil.select.walks import get_backward_walk_ops
 
 # Through StopGradient neither variables nor weights are looked for.
-_HANDED_ON = SHAPING - {"StopGradient"}
+_FORWARDING = SHAPING - {"StopGradient"}
 
 
 @dataclass(frozen=True, eq=False)
@@ -98,7 +91,7 @@ class _NormFinder:
 
     def norm(self, root: Operation) -> InferenceNorm | Missed:
         """Return the norm that takes a root of a variance."""
-        name = scope_dirname(root.name).rstrip("/") or root.name
+        name = types.scope_dirname(root.name).rstrip("/") or root.name
         if self._network.origins.of(root.outputs[0]) is Origin.BATCH:
             return Missed(name, "normalizes by the statistics of the batch")
         below = batch_norms.variance_below(root)
@@ -121,7 +114,7 @@ class _NormFinder:
 
     def _variable(self, tensor: Tensor) -> Any:
         """Return the handle of the variable that a tensor has the value of."""
-        tensor = batch_norms.behind_shaping(tensor, _HANDED_ON)
+        tensor = batch_norms.behind_shaping(tensor, _FORWARDING)
         if tensor.op.type != "ReadVariableOp":
             return None
         return self._handles.get(tensor.op.inputs[0])
@@ -185,7 +178,7 @@ def _weights(layer: Layer) -> Tensor:
         delayed = delayed_input(op)
         if delayed is not None:
             tensor = delayed
-        elif op.type in FAKE_QUANT or op.type in _HANDED_ON:
+        elif op.type in FAKE_QUANT or op.type in _FORWARDING:
             tensor = op.inputs[0]
         else:
             return tensor
@@ -208,12 +201,12 @@ def _last_axis(scale: Tensor) -> int:
 
 
 def _is_subtracted(tensor: Tensor) -> bool:
-    def handed_on(t: Tensor) -> list[Tensor]:
-        return [op.outputs[0] for op in t.consumers() if op.type in _HANDED_ON]
+    def forwarded_to(t: Tensor) -> list[Tensor]:
+        return [op.outputs[0] for op in t.consumers() if op.type in _FORWARDING]
 
     return any(
         op.type == "Neg" or (op.type == "Sub" and op.inputs[1] is t)
-        for t in walk_by_identity([tensor], handed_on)
+        for t in walk_by_identity([tensor], forwarded_to)
         for op in t.consumers()
     )
 
@@ -343,7 +336,7 @@ def reestimate_batch_norm(model: Any, dataset: Any) -> ReestimateReport:
         (array([2., 5.], dtype=float32), array([1., 0.], dtype=float32))
     """
     verb = "batch norms are re-estimated in a geutil.model.Model, not in"
-    graph = as_model(model, verb).graph
+    graph = types.as_model(model, verb).graph
     network = Network(graph, model.outputs.values())
     handles = MutableIdentityMap(
         (inside, outside) for outside, inside in functions.bindings(graph)

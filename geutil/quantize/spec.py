@@ -24,9 +24,10 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError, SelectionError, Words
 from geutil.graph import creation, op_types
+from geutil.graph.resource_variables import check_step_variable
 from geutil.graph.types import Operation, is_in_scope, is_op, type_name
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS, PRODUCTS
-from geutil.quantize.rounding.layer_rows import reads_in_order, rows_of
+from geutil.quantize.planning.layer_rows import reads_in_order, rows_of
 from geutil.select import names
 from geutil.select.conversions import can_be_regex, make_regex
 from geutil.select.networks.layers import Layer, is_by_groups
@@ -289,12 +290,40 @@ class QuantizeChoices:
         return self.depthwise_bits if any(map(is_by_groups, ops)) else self.weight_bits
 
     def in_scope(self, op: Operation) -> bool:
-        """Tell whether an op is in the scope that is asked for."""
+        """Return whether an op is in the scope that is asked for."""
         return is_in_scope(op.name, self.scope)
 
     def matcher(self, ops: Iterable[Operation]) -> Overrides:
         """Return the overrides, matched to ops."""
         return Overrides(self, list(ops))
+
+
+@dataclass(frozen=True, eq=False)
+class Mode:
+    """How ranges come about."""
+
+    is_training: bool  # learn them; else they are read
+    # The training step from which on anything is quantized; 0 is at once.
+    delay: int = 0
+    # The variable that counts the steps; None makes one where it is needed.
+    step: Any = None
+
+
+def checked_delay(delay: Any, is_training: bool, step: Any = None) -> int:
+    """Return the delay as a number."""
+    if step is not None:
+        check_step_variable(step)
+    if delay is None:
+        return 0
+    if isinstance(delay, bool) or not isinstance(delay, int):
+        raise ArgumentTypeError(
+            f"quant_delay is a number of steps or None, not {type_name(delay)}"
+        )
+    if delay < 0:
+        raise QuantizeError(f"quant_delay is {delay}; pass 0 or more")
+    if delay and not is_training:
+        raise QuantizeError("quant_delay is for training; pass is_training=True")
+    return delay
 
 
 class Overrides:
@@ -325,11 +354,11 @@ class Overrides:
                 self.specs.append((name, value, new))
 
     def asked(self, op: Operation) -> bool:
-        """Tell whether an op is to be quantized in a way of its own."""
+        """Return whether an op is to be quantized in a way of its own."""
         return isinstance(self._found.get(op), Spec)
 
     def skipped(self, op: Operation) -> bool:
-        """Tell whether an op is not to be quantized."""
+        """Return whether an op is not to be quantized."""
         return self._found.get(op) == SKIP
 
     def constant_spec(self, op: Operation) -> Spec:
@@ -440,7 +469,7 @@ def _weights_format(spec: Spec, axes: tuple[int, ...]) -> Format:
 
 
 def _by_channel(layer: Layer, spec: Spec) -> bool:
-    """Tell whether the weights of a layer can have a range for each channel."""
+    """Return whether the weights of a layer can have a range for each channel."""
     if layer.op.type in op_types.CONVOLUTIONS_2D:
         return True
     # FULLY_CONNECTED reads matrices with a range for each output, if it is symmetric.
@@ -491,12 +520,12 @@ def in_blocks(x: Any, form: Format, of: Any = tf) -> Any:
     return of.reshape(of.transpose(of.reshape(x, split), order), [form.block, -1])
 
 
-def from_blocks(x: Any, form: Format, shape: list[int], of: Any = tf) -> Any:
+def from_blocks(x: Any, form: Format, shape: list[int]) -> Any:
     """Return weights in their own shape again; see `in_blocks`."""
     split, order = _block_split(form, shape)
     # Both orders are their own inverses.
-    return of.reshape(
-        of.transpose(of.reshape(x, [split[axis] for axis in order]), order), shape
+    return tf.reshape(
+        tf.transpose(tf.reshape(x, [split[axis] for axis in order]), order), shape
     )
 
 

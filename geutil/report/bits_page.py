@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from geutil.errors import ArgumentTypeError
 from geutil.graph.types import type_name
 from geutil.quantize import BitPlan, LayerBits
-from geutil.quantize.bits.bit_plan import decibels
+from geutil.quantize.bit_plans import decibels
 from geutil.report.page import Page
 from geutil.version import __version__
 

@@ -21,8 +21,8 @@ from geutil.quantize import (
     to_int8,
     to_tflite,
 )
-from geutil.quantize.bits.bit_search import least_noise, least_size
-from geutil.quantize.bits.weights import SwitchedNetwork, find_weights
+from geutil.quantize.bit_plans import SwitchedNetwork, find_weights
+from geutil.quantize.bit_search import least_noise, least_size
 from tests.quantize.converted import both_results, opened, spec, stored_weights
 from tests.quantize.converted import decibels as signal_to_noise
 from tests.quantize.small_networks import normal

@@ -9,7 +9,7 @@ import tensorflow as tf
 from geutil import tflite
 from geutil.errors import QuantizeError
 from geutil.quantize import quantize, to_tflite
-from geutil.quantize.planning import forms
+from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import KERNELS, SINCE, kernels_of, version_of
 from tests.interpreter import has_floats
 from tests.quantize.converted import Together, decibels, opened, spec
@@ -502,7 +502,7 @@ def test_what_the_converter_refuses_is_named_before_it_is_asked():
     with pytest.raises(Exception, match="neither a custom op nor a flex op") as refused:
         converter.convert()
     found = set(re.findall(r"'tf\.(\w+)' op is neither", str(refused.value)))
-    assert found == set(made) == forms.REFUSED
+    assert found == set(made) == int8_kernels.REFUSED
     report = quantize(m, is_training=False, strict=True)
     reasons = {e.op_type: e.reason for e in report.skipped}
     assert {k for k in made if "has no kernel in TFLite" not in reasons[k]} == set()

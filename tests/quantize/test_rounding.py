@@ -12,13 +12,12 @@ from geutil import model
 from geutil.errors import QuantizeError
 from geutil.quantize import NotRounded, Rounded, compare_int8, quantize, to_tflite
 from geutil.quantize import calibrate as calibrated
+from geutil.quantize.calibration import rounding
 from geutil.quantize.calibration.ranges import find_sites
+from geutil.quantize.calibration.rounding import Stages
+from geutil.quantize.calibration.rounding_targets import Grid, Target, find_targets
+from geutil.quantize.planning.layer_rows import rows_of
 from geutil.quantize.planning.network import Network
-from geutil.quantize.rounding import rounding, solvers
-from geutil.quantize.rounding.layer_rows import rows_of
-from geutil.quantize.rounding.rounding import Stages
-from geutil.quantize.rounding.solvers import Grid
-from geutil.quantize.rounding.targets import Target, find_targets
 from geutil.quantize.spec import Range
 from tests.quantize.converted import both_results, opened, spec
 from tests.quantize.small_networks import (
@@ -112,7 +111,7 @@ def problem(inputs, outputs, seed, rows=40):
     data = random.normal(size=(1, rows, inputs)) @ random.normal(size=(inputs, inputs))
     hessian = data.swapaxes(1, 2) @ data / rows
     weights = random.normal(size=(1, inputs, outputs)).astype(np.float32)
-    return solvers.damped(hessian, 0.01), weights
+    return rounding.damped(hessian, 0.01), weights
 
 
 def error(hessian, weights, rounded):
@@ -143,7 +142,7 @@ def assert_follows_the_paper(hessian, weights, grid, made):
 def test_gptq_is_that_of_the_paper(inputs, outputs, seed, bits):
     hessian, weights = problem(inputs, outputs, seed)
     grid = grid_of(weights, bits)
-    made = solvers.gptq(hessian, weights, grid)
+    made = rounding.gptq(hessian, weights, grid)
     assert_follows_the_paper(hessian[0], weights[0], grid, made[0])
 
 
@@ -151,7 +150,7 @@ def test_blocks_and_groups_do_not_matter():
     problems = [problem(300, 3, seed, 600) for seed in range(2)]
     hessians, weights = zip(*problems, strict=True)
     hessian, both = np.concatenate(hessians), np.concatenate(weights)
-    made = solvers.gptq(hessian, both, grid_of(both, 4))
+    made = rounding.gptq(hessian, both, grid_of(both, 4))
     for group in range(2):
         grid = grid_of(weights[group], 4)
         assert_follows_the_paper(
@@ -170,7 +169,7 @@ def least_error(hessian, weights, grid):
 
 @pytest.mark.parametrize("method", BY_DATA)
 def test_errors_are_between_the_least_and_those_of_the_nearest(method):
-    solve = {"gptq": solvers.gptq, "adaround": lambda *a: solvers.adaround(*a, 400)}
+    solve = {"gptq": rounding.gptq, "adaround": lambda *a: rounding.adaround(*a, 400)}
     total, total_of_nearest = 0.0, 0.0
     for seed in range(12):
         hessian, weights = problem(10, 1, seed)
@@ -190,7 +189,7 @@ def test_errors_are_between_the_least_and_those_of_the_nearest(method):
 def test_a_grid_of_zeros_has_one_value():
     weights = np.zeros((1, 4, 2), np.float32)
     hessian, _ = problem(4, 2, 0)
-    for solve in (solvers.gptq, lambda *a: solvers.adaround(*a, 10)):
+    for solve in (rounding.gptq, lambda *a: rounding.adaround(*a, 10)):
         assert not solve(hessian, weights, grid_of(weights, 4)).any()
 
 

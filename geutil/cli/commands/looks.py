@@ -352,7 +352,7 @@ def _restore_quantization(model: Any, path: Path, against: Path) -> None:
     """Quantize a model in float as the file says that it was made from it."""
     from geutil import tflite
     from geutil.batchnorm import fold_batch_norms
-    from geutil.quantize.kept_ranges import ranges_kept
+    from geutil.quantize.tflite.conversion import ranges_kept
     from geutil.report.stage_pairs import simulates_quantization
 
     # The model that was passed is the quantized one, with nothing to restore.

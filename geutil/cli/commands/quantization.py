@@ -24,7 +24,7 @@ from geutil.cli.output import plain, show, working
 from geutil.cli.written import Record, tell
 
 if TYPE_CHECKING:
-    from geutil.quantize.kept_ranges import KeptRanges
+    from geutil.quantize.tflite.conversion import KeptRanges
 
 Bits = Annotated[int, typer.Option(min=2, max=16)]
 _WITHOUT_DATA = (
@@ -131,7 +131,7 @@ def quantize(
         batches = batches.fitted(model.inputs)
     from geutil import report
     from geutil.batchnorm import fold_batch_norms
-    from geutil.quantize.kept_ranges import KeptRanges
+    from geutil.quantize.tflite.conversion import KeptRanges
 
     reports: dict[str, Any] = {}
     chosen: dict[str, int] = {}

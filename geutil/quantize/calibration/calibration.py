@@ -25,7 +25,8 @@ from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, as_model
 from geutil.graph.walks import closure
 from geutil.lazy import Shown
 from geutil.progress import counted
-from geutil.quantize import partial_copy, range_variables
+from geutil.quantize import fake_quants, partial_copy, spec
+from geutil.quantize.calibration import rounding_targets, trials
 from geutil.quantize.calibration.ranges import (
     JoinedInputs,
     NarrowInput,
@@ -35,34 +36,17 @@ from geutil.quantize.calibration.ranges import (
     find_sites,
     unquantized,
 )
-from geutil.quantize.calibration.trials import (
-    CANDIDATES,
-    COUNTING,
-    METHODS,
-    Chosen,
-    Observer,
-    Ranges,
-    RangeTrials,
-    Settings,
-)
-from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, Treatment
-from geutil.quantize.planning.network import Network
-from geutil.quantize.rounding import targets
-from geutil.quantize.rounding.rounding import (
+from geutil.quantize.calibration.rounding import (
     Choice,
     Rounded,
     check_flow,
     default_rounding,
     round_weights,
 )
-from geutil.quantize.rounding.targets import NotRounded
-from geutil.quantize.spec import (
-    MOST_BITS,
-    QUANTIZE,
-    Range,
-    activation_format,
-    symmetric,
-)
+from geutil.quantize.calibration.rounding_targets import NotRounded
+from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, Treatment
+from geutil.quantize.planning.network import Network
+from geutil.quantize.spec import Range
 from geutil.select.networks import data
 
 _logger = logging.getLogger("geutil")
@@ -294,17 +278,17 @@ def calibrate(
           dense/act_quant      -1 to 3
     """
     sites = _sites(model)
-    methods = (BEST, *METHODS)
+    methods = (BEST, *trials.METHODS)
     if method not in methods:
         raise QuantizeError(
             f"there is no method '{method}'; the methods are {', '.join(methods)}"
         )
-    settings = Settings(decay, percentile, bins)
+    settings = trials.Settings(decay, percentile, bins)
     usual = default_rounding(model.graph, sites)
     choice = Choice.of(rounding, clipping, correct_bias, usual)
     if not choice.is_plain:
         check_flow(model.graph)
-    with targets.cleared(model.graph, model.variables):
+    with rounding_targets.cleared(model.graph, model.variables):
         return _calibrated(model, sites, dataset, method, settings, choice, progress)
 
 
@@ -313,7 +297,7 @@ def _calibrated(
     sites: Sequence[RangeSite],
     dataset: Any,
     method: str,
-    settings: Settings,
+    settings: trials.Settings,
     choice: Choice,
     progress: bool | None,
 ) -> CalibrationReport:
@@ -348,7 +332,7 @@ def _calibrated(
         _logger.warning("calibrate: %s", entry)
     inputs = seen.entries()
     for given in inputs:
-        # Headers of files were told of before.
+        # Headers of files were reported before.
         if not data.is_of_files(dataset) and is_unscaled(given.given, given.seen):
             _logger.warning("calibrate: %s", unscaled(given.name, given.given))
     return CalibrationReport(
@@ -386,7 +370,7 @@ def _sites(model: Any) -> list[RangeSite]:
     if not sites:
         raise QuantizeError(
             "the model reads no range from a variable",
-            remedy=f"quantize it first, with {QUANTIZE}",
+            remedy=f"quantize it first, with {spec.QUANTIZE}",
         )
     return sites
 
@@ -407,7 +391,7 @@ def _ranges_of_weights(sites: Sequence[RangeSite], reach: float) -> dict[str, Ra
     ranges = {}
     for site in sites:
         parts = [
-            range_variables.range_of(_within(next(weight_values), reach), site.form)
+            fake_quants.range_of(_within(next(weight_values), reach), site.form)
             for _ in site.tensors
         ]
         ranges[site.name] = Range(
@@ -464,7 +448,7 @@ class _Finiteness:
     def _is_masked(
         self, op: Operation, seen: Mapping[str, Any], masking: set[Operation]
     ) -> bool:
-        """Tell whether infinities come from a parameter, or were there before."""
+        """Return whether infinities come from a parameter, or were there before."""
         infinite = [t.op for t in op.inputs if not self._finite(t, seen)]
         data = [o for o in infinite if not self._network.is_parameter(o.outputs[0])]
         return bool(infinite) and all(o in masking for o in data)
@@ -542,7 +526,7 @@ _FAR = 6.25
 """So far below others the share that a softmax gives is less than half of 1/256."""
 _MASKED = -5e3
 """Masks hold less, -1e4 for example, and logits that count hold more."""
-_HANDING_ON = frozenset(
+_FORWARDING = frozenset(
     (
         *FAKE_QUANT,
         "Select",
@@ -563,14 +547,14 @@ class _Collection:
         model: Any,
         sites: Sequence[RangeSite],
         method: str,
-        settings: Settings,
+        settings: trials.Settings,
         progress: bool | None,
     ) -> None:
         self.count = 0
         self._reach = _HEADROOM if method == BEST else 1.0
         self._sites = sites
-        methods = CANDIDATES if method == BEST else (method,)
-        counting = any(method in COUNTING for method in methods)
+        methods = trials.CANDIDATES if method == BEST else (method,)
+        counting = any(method in trials.COUNTING for method in methods)
         self._joined = JoinedInputs(model.graph.get_operations(), sites)
         groups = {site.name: site.tensors for site in sites} | self._joined.groups
         bins = settings.bins if counting else 0
@@ -590,13 +574,13 @@ class _Collection:
             for name, follower in find_followers(sites).items()
             if not {name, follower.source} & set(lowest)
         }
-        self._trials = RangeTrials(model, sites, self._followers, progress)
+        self._trials = trials.RangeTrials(model, sites, self._followers, progress)
         self._finiteness = _Finiteness(model)
         self._masked: set[str] = set()
         self._values: Counter[str] = Counter()
         self._unseen = {site.name: site for site in sites}
-        self._observers: dict[str, dict[str, Observer]] = {
-            method: {site.name: METHODS[method](settings) for site in sites}
+        self._observers: dict[str, dict[str, trials.Observer]] = {
+            method: {site.name: trials.METHODS[method](settings) for site in sites}
             for method in methods
         }
 
@@ -622,7 +606,7 @@ class _Collection:
             self._trials.add(sample, results)
         self.count += 1
 
-    def tried(self) -> dict[str, Ranges]:
+    def tried(self) -> dict[str, trials.Ranges]:
         """Return by method the ends of each range by name."""
         if self._unseen:
             op = next(iter(self._unseen.values())).ops[0]
@@ -642,22 +626,22 @@ class _Collection:
 
     def chosen(
         self,
-        tried: Mapping[str, Ranges],
+        tried: Mapping[str, trials.Ranges],
         weights: Sequence[RangeSite],
-        ranges_of_weights: Ranges,
-    ) -> Chosen:
+        ranges_of_weights: trials.Ranges,
+    ) -> trials.Chosen:
         """Choose among the ranges that were tried; see `RangeTrials.best`."""
         if len(tried) > 1:
             few = {s.name for s in self._sites if self._values[s.name] < _FEWEST_VALUES}
             return self._trials.best(tried, weights, ranges_of_weights, few)
         ((method, ranges),) = tried.items()
-        return Chosen(method, ranges)
+        return trials.Chosen(method, ranges)
 
-    def narrow(self, ranges: Ranges) -> tuple[NarrowInput, ...]:
+    def narrow(self, ranges: trials.Ranges) -> tuple[NarrowInput, ...]:
         """Return the inputs that get few steps of a range that they are joined in."""
         return self._joined.narrow(ranges)
 
-    def _ends(self, site: RangeSite, observer: Observer) -> Range:
+    def _ends(self, site: RangeSite, observer: trials.Observer) -> Range:
         low, high = observer.ends(site.form.bits)
         if site.name in self._masked and _feeds_softmax(site):
             # A masked value has to stay left out.
@@ -665,9 +649,9 @@ class _Collection:
         # TFLite would divide by the width of a range.
         ends = _OF_ZEROS if low == high else Range(low, high)
         form = site.form
-        if form != activation_format(MOST_BITS):
+        if form != spec.activation_format(spec.MOST_BITS):
             return ends
-        low, high = symmetric(*ends, form.bits, form.narrow_range)
+        low, high = spec.symmetric(*ends, form.bits, form.narrow_range)
         return Range(low * self._reach, high * self._reach)
 
     def _check_finite(
@@ -702,24 +686,24 @@ def _is_finite(value: Array) -> bool:
 
 
 def _is_masked(site: RangeSite, model: Any) -> bool:
-    """Tell whether only softmaxes read a range's tensors, through passing ops."""
+    """Return whether only softmaxes read a range's tensors, through passing ops."""
 
     # Values far below all else have no share there, infinite or not.
     def readers(op: Operation) -> list[Operation]:
         return [reader for t in op.outputs for reader in t.consumers()]
 
-    def handed_to(op: Operation) -> list[Operation]:
-        return [reader for reader in readers(op) if reader.type in _HANDING_ON]
+    def forwarded_to(op: Operation) -> list[Operation]:
+        return [reader for reader in readers(op) if reader.type in _FORWARDING]
 
-    ops = closure(site.ops, handed_to)
+    ops = closure(site.ops, forwarded_to)
     outputs = IdentitySet(model.outputs.values())
     if any(t in outputs for op in ops for t in op.outputs):
         return False
     types = {reader.type for op in ops for reader in readers(op)}
-    return types - _HANDING_ON - op_types.VALUE_BLIND == {"Softmax"}
+    return types - _FORWARDING - op_types.VALUE_BLIND == {"Softmax"}
 
 
 def _feeds_softmax(site: RangeSite) -> bool:
-    """Tell whether a softmax reads the tensors of a range."""
+    """Return whether a softmax reads the tensors of a range."""
     readers = (r for op in site.ops for r in op.outputs[0].consumers())
     return any(reader.type in _SOFTMAXES for reader in readers)

@@ -1,4 +1,4 @@
-"""The ranges of a graph: read from variables, told by others, measured, frozen.
+"""The ranges of a graph: read from variables, given, measured, frozen.
 
 Some ops join their inputs in one range. A concat of boxes in pixels and of scores from
 0 to 1 has a range from 0 to 640, say. In 8 bits its steps are 2.5, and all scores are
@@ -17,10 +17,10 @@ import tensorflow as tf
 from geutil.errors import Words
 from geutil.graph import creation, functions, replicas
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
+from geutil.quantize.fake_quants import LEARNT
 from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.quantize.planning import int8_kernels, network
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS, Treatment
-from geutil.quantize.range_variables import LEARNT
 from geutil.quantize.spec import Format, Range, block_of, levels, nudged, step
 from geutil.select.networks.layers import Origins, scalar_value
 
@@ -366,7 +366,7 @@ def parts_of(tensor: Tensor) -> tuple[JoinedPart, ...]:
 
 
 def are_uneven(widths: Sequence[float]) -> bool:
-    """Tell whether some parts are so narrow that one range stores them badly."""
+    """Return whether some parts are so narrow that one range stores them badly."""
     return len(widths) > 1 and max(widths) > _FEWEST * min(widths)
 
 

@@ -400,7 +400,7 @@ class RangeTrials:
 
     def _shares(self, tried: Mapping[str, Ranges]) -> dict[str, dict[str, float]] | str:
         """Return the noise that each range adds by each method, to first order."""
-        # By name of the range and method. A text tells why it cannot be told.
+        # By name of the range and method. A text says why it is unknown.
         graph = self._model.graph
         if any(op.type in op_types.VERSION_1_FLOW for op in graph.get_operations()):
             return "the model has control flow of version 1"

@@ -47,14 +47,6 @@ class Kernel:
         return [i for i in self.inputs if i < len(op.inputs)]
 
 
-def _passing(inputs: tuple[int, ...] = (0,)) -> Kernel:
-    return Kernel(Treatment.PASSES, inputs)
-
-
-def _passing_all() -> Kernel:
-    return Kernel(Treatment.PASSES, None)
-
-
 def _making(slot: str, *, fuses: bool = False) -> Kernel:
     return Kernel(Treatment.MAKES, None, fuses=fuses, slot=slot)
 
@@ -112,8 +104,8 @@ _FORWARDING = types_in(
     """
 )
 _NEWEST: dict[str, Kernel] = {
-    **dict.fromkeys(sorted(_FORWARDING), _passing()),
-    "IdentityN": _passing_all(),
+    **dict.fromkeys(sorted(_FORWARDING), Kernel(Treatment.PASSES)),
+    "IdentityN": Kernel(Treatment.PASSES, None),
     # They pass ranges on, but the converter wants to see them at the end of a model.
     **dict.fromkeys(_MOVING_FIRST, KEEPING),
     "Split": Kernel(Treatment.KEEPS, (1,), slot="keep_quant"),
@@ -176,7 +168,7 @@ KERNELS = kernels_of(version_of(tf.__version__))
 PASSING = frozenset(
     kind for kind, kernel in _NEWEST.items() if kernel.treatment is Treatment.PASSES
 )
-"""Types of ops that hand values on, in int8 or not."""
+"""Types of ops that forward values, in int8 or not."""
 
 COMPOSITES = ("hard_swish", "gelu", "prelu")
 """Activations that are several ops, which one kernel computes."""
@@ -206,3 +198,26 @@ TESTS = frozenset(("IsFinite", "IsInf", "IsNan"))
 """Types of ops that ask what values are, which the converter computes in float."""
 
 FAKE_QUANT = op_types.FAKE_QUANT
+
+REFUSED = types_in(
+    """
+    Acos Acosh AdjustContrastv2 AdjustHue AdjustSaturation Angle ApproximateEqual
+    Asin Asinh Atan Atanh AvgPool3D BesselI0e BesselI1e Betainc BitwiseAnd BitwiseOr
+    Cholesky Complex Conj Cosh CropAndResize Cross Cumprod CumulativeLogsumexp
+    DenseBincount Diag DiagPart Digamma Dilation2D DynamicPartition Erf Erfc Erfinv
+    ExtractImagePatches FFT FFT2D HSVToRGB HistogramFixedWidth IFFT IFFT2D IRFFT
+    IRFFT2D Igamma ImageProjectiveTransformV3 InTopKV2 Invert LeftShift
+    LogMatrixDeterminant LowerBound Lu MatrixDeterminant MatrixDiagPartV3
+    MatrixInverse MatrixSolve MatrixTriangularSolve MaxPool3D MaxPoolWithArgmax Mod
+    Ndtri NthElement Polygamma Qr RFFT3D RGBToHSV RandomGamma RandomShuffle
+    RandomUniformInt ResizeArea ResizeBicubic ScaleAndTranslate SegmentMax
+    SegmentMean SegmentProd SelfAdjointEigV2 Sinh StatelessRandomNormalV2
+    StatelessRandomUniformV2 Svd Tan TensorScatterMax TensorScatterMin
+    TensorScatterSub TruncateMod TruncatedNormal UniqueV2 UniqueWithCounts
+    UpperBound Zeta
+    """
+)
+"""Types of ops that the converter refuses, and for which `lowering` has no form.
+
+Measured with TensorFlow 2.21; `tests/quantize/test_kernels.py` measures it again.
+"""

@@ -1,18 +1,20 @@
 """The part of a graph that runs at inference.
 
-Its readers, weights, twins, existing FakeQuants, and its random layers: dropout, noise,
-and arithmetic on random numbers alone.
+Its readers, weights, twins, existing FakeQuants, its random layers (dropout, noise, and
+arithmetic on random numbers alone), and its convolutions between moves; graphs that are
+refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 
-from geutil.errors import Words
+from geutil.errors import QuantizeError, Words
 from geutil.graph import (
     adjacency,
     creation,
@@ -20,6 +22,7 @@ from geutil.graph import (
     function_defs,
     op_types,
     replicas,
+    runtime,
     types,
     v1_control_flow,
 )
@@ -36,8 +39,10 @@ from geutil.select.networks.layers import (
     Layer,
     Origin,
     Origins,
+    data_format,
     layer_of,
     scalar_value,
+    training_ops,
 )
 
 _NEUTRAL = {
@@ -164,7 +169,7 @@ def delayed_input(op: Operation) -> Tensor | None:
 
 
 CORRECTION = "_geutil_correction"
-"""The mark of sums with a correction; see `geutil.quantize.rounding`."""
+"""The mark of sums with a correction; see `calibration.rounding`."""
 
 
 def uncorrected_input(op: Operation) -> Tensor | None:
@@ -188,7 +193,7 @@ def leave_in_float(chosen: Iterable[Operation], quantized: Iterable[Operation]) 
 
 
 def is_left_in_float(op: Operation) -> bool:
-    """Tell whether an op is to compute in float in a file."""
+    """Return whether an op is to compute in float in a file."""
     return creation.has_mark(op, _IN_FLOAT)
 
 
@@ -197,7 +202,7 @@ _UNROLL = Words(
     key="Model.unroll()",
 )
 _SMALL = 64
-"""Constants of so many values are told by them."""
+"""Constants of so many values are compared by them."""
 
 
 def find_twins(ops: Iterable[Operation]) -> list[list[Operation]]:
@@ -222,7 +227,7 @@ def find_twins(ops: Iterable[Operation]) -> list[list[Operation]]:
 
 
 def _has_its_own_value(op: Operation) -> bool:
-    """Tell whether an op of the same kind and inputs may yield something else."""
+    """Return whether an op of the same kind and inputs may yield something else."""
     if op.type == "ReadVariableOp":
         return False
     return types.is_stateful(op) or (not op.inputs and op.type != "Const")
@@ -261,7 +266,7 @@ def forwarded_from(tensor: Tensor) -> Tensor:
 
 
 def is_quantized(weights: Tensor) -> bool:
-    """Tell whether weights come from a FakeQuant op."""
+    """Return whether weights come from a FakeQuant op."""
     return simulation_of(weights) is not None
 
 
@@ -387,22 +392,22 @@ class Network:
         self._losses: set[Operation] | None = None
 
     def is_input(self, op: Operation) -> bool:
-        """Tell whether an op is an input, or a constant that stands in for one."""
+        """Return whether an op is an input, or a constant that stands in for one."""
         return op.type in op_types.PLACEHOLDERS or op in self.origins.inputs
 
     def is_data(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor is data, no parameter and no statistic."""
+        """Return whether a tensor is data, no parameter and no statistic."""
         is_data = self.origins.of(tensor) is None or tensor.op in self.noise
         return is_data and tensor.dtype.is_floating
 
     def is_parameter(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor depends on constants and variables only."""
+        """Return whether a tensor depends on constants and variables only."""
         return tensor.dtype.is_floating and (
             self.origins.is_parameter(tensor) and tensor.op not in self.noise
         )
 
     def is_statistic(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor is made of statistics of the batch."""
+        """Return whether a tensor is made of statistics of the batch."""
         return self.origins.of(tensor) is Origin.BATCH
 
     def readers(self, tensor: Tensor) -> list[Edge]:
@@ -425,7 +430,7 @@ class Network:
         return None
 
     def is_quantized_behind(self, tensor: Tensor) -> bool:
-        """Tell whether all ops that a tensor's values reach quantize it."""
+        """Return whether all ops that a tensor's values reach quantize it."""
         # A Reshape may stand between it and the FakeQuant op, for example.
         waiting = [tensor]
         for passed in waiting:
@@ -446,12 +451,12 @@ class Network:
         return True
 
     def is_behind_layers(self, op: Operation) -> bool:
-        """Tell whether an op may be part of a loss."""
+        """Return whether an op may be part of a loss."""
         # Of graphs whose results are not known that is what no layer depends on.
         return self._region is not None and op not in self._region
 
     def leads_to_loss(self, op: Operation) -> bool:
-        """Tell whether an op behind the last layer looks like part of a loss."""
+        """Return whether an op behind the last layer looks like part of a loss."""
         # That is, if what depends on it ends in a single number, or meets data that no
         # layer sees: the labels.
         if self._losses is None:
@@ -459,7 +464,7 @@ class Network:
         return op in self._losses
 
     def fills_lists(self, op: Operation) -> bool:
-        """Tell whether an op runs a body that computes floats, and returns lists."""
+        """Return whether an op runs a body that computes floats, and returns lists."""
         # As the loop of `tf.map_fn` does. What the lists hold the graph does not say.
         if op.type not in BODIES or all(t.dtype != tf.variant for t in op.outputs):
             return False
@@ -527,7 +532,7 @@ class Network:
         return any(r in needed and _reads_values(r, op) for r in readers)
 
     def _may_be_result(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor that nothing reads may be one: numbers, or choices."""
+        """Return whether an unread tensor may be a result: numbers, or choices."""
         op = tensor.op
         # An assignment to a version 1 variable returns it.
         if is_reference(tensor) or self.origins.of(tensor) is not None:
@@ -571,5 +576,129 @@ class Network:
 
 
 def _reads_values(reader: Operation, op: Operation) -> bool:
-    """Tell whether an op reads another's values, and not just the range of them."""
+    """Return whether an op reads another's values, and not just the range of them."""
     return reader.type not in int8_kernels.FAKE_QUANT or reader.inputs[0].op is op
+
+
+def refuse_mesh(graph: Graph) -> None:
+    """Raise QuantizeError for a function that reads variables of a DTensor mesh."""
+    if runtime.is_on_mesh(graph):
+        raise QuantizeError(
+            "the function reads variables of a DTensor mesh, and DTensor has no layout "
+            "for FakeQuant ops; quantize it outside of the mesh, or shard the batch by "
+            "tf.distribute"
+        )
+
+
+def refuse_training_ops(graph: Graph) -> None:
+    """Raise QuantizeError for a graph that holds gradients or optimizer ops."""
+    refused_ops = training_ops(graph)
+    if refused_ops:
+        raise QuantizeError(
+            f"'{refused_ops[0].name}' ({refused_ops[0].type}) belongs to gradients or "
+            "an optimizer; insert quantization before gradients, into a graph that "
+            "has none"
+        )
+    if replicas.outputs_meant(graph):
+        _refuse_gradients_of_outputs(graph)
+
+
+def _refuse_gradients_of_outputs(graph: Graph) -> None:
+    own = frozenset(replicas.own_operations(graph))
+    origins = Origins(graph)
+    for op in training_ops(graph, graph.get_operations()):
+        for t in op.inputs:
+            is_input = t.op.type in op_types.PLACEHOLDERS or origins.is_parameter(t)
+            if t.op in own and t.dtype.is_floating and not is_input:
+                raise QuantizeError(
+                    f"'{op.name}' ({op.type}) belongs to gradients and reads "
+                    f"'{t.name}', which the outputs depend on; insert quantization "
+                    "before gradients"
+                )
+
+
+@dataclass(frozen=True, eq=False)
+class Moved:
+    """A convolution between two moves, which only such read the inside of."""
+
+    # SpaceToBatch forwards every n-th row and column as an image of its own, an
+    # ordinary convolution follows, with or without a bias, and BatchToSpace puts the
+    # rows and columns back.
+
+    spread: Operation  # the SpaceToBatchND before it
+    convolution: Operation
+    gathered: Operation  # the BatchToSpaceND behind it
+    # The axis of size 1 that a convolution along one axis is given in between; None for
+    # two.
+    axis: int | None
+
+    @property
+    def numbers(self) -> list[Tensor]:
+        """Blocks and paddings of the first move, then blocks and crops of the last."""
+        return [*list(self.spread.inputs)[1:], *list(self.gathered.inputs)[1:]]
+
+
+def find_moved(ops: Iterable[Operation], live: Liveness) -> Iterator[Moved]:
+    """Yield the convolutions between moves that can be written as dilated ones."""
+    for op in ops:
+        if op.type == "SpaceToBatchND" and not live.is_retired(op):
+            # Folded for training, a layer runs twice on what is spread once.
+            candidates = [
+                _moved_behind(op, reader, live) for reader in live.readers(op)
+            ]
+            moved_convolutions = [
+                m for m in candidates if m is not None and not _crops_data(m)
+            ]
+            if len(moved_convolutions) == len(candidates):
+                yield from moved_convolutions
+
+
+def _moved_behind(spread: Operation, reader: Operation, live: Liveness) -> Moved | None:
+    """Return a dilated convolution, from SpaceToBatchND on; None if it is none."""
+    middle, axis = reader, None
+    # A convolution of one dimension runs as one of two, with an axis of size 1.
+    if middle.type == "ExpandDims":
+        axis = _positive(tf.get_static_value(middle.inputs[1]))
+        middle = _only_reader(middle, live) if axis in (1, 2) else None
+    if middle is None or not _is_plain(middle):
+        return None
+    end = _only_reader(middle, live)
+    if end is not None and end.type == "BiasAdd":
+        end = _only_reader(end, live)
+    if end is not None and axis is not None:
+        removed = end.get_attr("squeeze_dims") if end.type == "Squeeze" else []
+        removes = [_positive(index) for index in removed] == [axis]
+        end = _only_reader(end, live) if removes else None
+    if end is None or end.type != "BatchToSpaceND":
+        return None
+    return Moved(spread, middle, end, axis)
+
+
+def _positive(axis: int | None) -> int | None:
+    """Return an axis of images counted from the first one."""
+    return None if axis is None else int(axis) % 4
+
+
+def _only_reader(op: Operation, live: Liveness) -> Operation | None:
+    readers = tuple(live.readers(op))
+    return readers[0] if len(readers) == 1 and len(op.outputs) == 1 else None
+
+
+def _is_plain(op: Operation) -> bool:
+    """Return whether an op is a convolution that looks at each place, without zeros."""
+    if op.type not in op_types.CONVOLUTIONS_2D or data_format(op) != "NHWC":
+        return False
+    ones = {*op.get_attr("strides"), *op.get_attr("dilations")} == {1}
+    window = op.inputs[1].shape
+    has_known_size = window.rank == 4 and None not in window.as_list()[:2]
+    return ones and has_known_size and bool(op.get_attr("padding") == b"VALID")
+
+
+def _crops_data(moved_convolution: Moved) -> bool:
+    """Return whether more is cropped than zeros were added, as far as that is known."""
+    before, padding, after, crops = (
+        tf.get_static_value(t) for t in moved_convolution.numbers
+    )
+    if any(value is None for value in (before, padding, after, crops)):
+        return False
+    return not np.array_equal(before, after) or bool(np.any(padding < crops))

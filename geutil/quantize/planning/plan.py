@@ -10,15 +10,15 @@ from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
-from geutil.graph import function_calls, op_types
-from geutil.graph.op_types import types_in
+from geutil.graph import function_calls, op_types, types
+from geutil.graph.op_types import FUSED_NORMS, SUMS, types_in
 from geutil.graph.runtime import is_convolution_call
-from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
-from geutil.quantize.planning import draft_points, fused_ops, int8_kernels
-from geutil.quantize.planning.draft_points import Draft, Drafts, Point, check_obeyed
-from geutil.quantize.planning.forms import Form, converted_form, int8_form, is_refused
-from geutil.quantize.planning.fused_ops import Chain, Composite, Prelu
+from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Operation, Tensor
+from geutil.quantize import fake_quants
+from geutil.quantize.fake_quants import Draft, Point, RangeGroup, SharedRanges, Skip
+from geutil.quantize.planning import int8_kernels, lowering
 from geutil.quantize.planning.int8_kernels import Kernel, Treatment
+from geutil.quantize.planning.lowering import Chain, Composite, Form, Prelu
 from geutil.quantize.planning.network import (
     BODIES,
     Edge,
@@ -29,8 +29,21 @@ from geutil.quantize.planning.network import (
     is_left_in_float,
     is_quantized,
     kernel_of,
+    source_of,
 )
-from geutil.quantize.spec import Format, QuantizeChoices, Spec, block_format, format_of
+from geutil.quantize.spec import (
+    FOLD,
+    SYMMETRIC_START,
+    Format,
+    QuantizeChoices,
+    Spec,
+    activation_format,
+    block_format,
+    constant_format,
+    fixed_range,
+    format_of,
+)
+from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.layers import Layer
 
 # The converter's ranges of other ops' parameters are as good.
@@ -56,6 +69,11 @@ _REFUSED = (
 )
 _NO_WEIGHTS = "has no weights, and the scheme leaves activations in float"
 _FEW = "rounding data as it runs takes longer than it saves"
+BEHIND = (
+    "is behind the last layer, and may be part of a loss; an override with a "
+    "geutil.quantize.Spec for it quantizes it"
+)
+_MORE_AT_THE_END = frozenset((Treatment.PASSES, Treatment.KEEPS, Treatment.JOINS))
 
 
 @dataclass(eq=False)
@@ -63,12 +81,12 @@ class QuantizePlan:
     """Where FakeQuant ops go in a graph."""
 
     # The ranges, each with its points.
-    groups: list[draft_points.RangeGroup] = field(default_factory=list)
+    groups: list[RangeGroup] = field(default_factory=list)
     # The ops that will be quantized, each with the op whose kernel computes it, and
     # with the point of what that makes, if it has one.
     kernels: dict[Operation, Operation] = field(default_factory=dict)
     # The ops that will not be.
-    skips: dict[Operation, draft_points.Skip] = field(default_factory=dict)
+    skips: dict[Operation, Skip] = field(default_factory=dict)
     # For each layer the point of its weights.
     weights: dict[Operation, Point] = field(default_factory=dict)
     # For each kernel the point of what it makes.
@@ -114,18 +132,36 @@ def quantized_ops(graph: Graph, results: Iterable[Tensor]) -> list[Operation]:
     ]
 
 
-class _PointPlanner(Drafts):
+class _PointPlanner:
+    """Plans the tensors of a network to quantize; tells of others why they are not."""
+
     def __init__(self, network: Network, choices: QuantizeChoices) -> None:
-        super().__init__(network, choices)
+        self.network = network
+        self.choices = choices
+        # Activations that are several ops, by their last op.
+        self.composites: dict[Operation, Composite] = {}
+        self.inner: set[Operation] = set()  # their other ops
+        self.overrides = choices.matcher(network.ops)
+        self.shared = SharedRanges()
+        self.drafts: MutableIdentityMap[Draft] = MutableIdentityMap()
+        self.results: dict[Operation, Draft] = {}
+        # Tensors that hold quantized values.
+        self.carried: IdentitySet = IdentitySet()
+        # Of other tensors: where their values come from, and the edge there.
+        self.origin: MutableIdentityMap[tuple[Tensor, Edge]] = MutableIdentityMap()
+        self.kernels: dict[Operation, Operation] = {}
+        self.bits: MutableIdentityMap[int] = MutableIdentityMap()
+        # The parameters of ops besides weights.
+        self.constants: dict[Operation, list[Draft]] = {}
         self.weights: dict[Operation, Draft] = {}
-        self.skips: dict[Operation, draft_points.Skip] = {}
+        self.skips: dict[Operation, Skip] = {}
         self.notes: dict[Operation, str] = {}
         self.blocked: list[Operation] = []
         # Ops that a file holds as parts of others, or not at all.
         self.converted: set[Operation] = set()
         # Ops that forward what is not quantized (yet), with what they read.
         self.passing: dict[Operation, Edge] = {}
-        for composite in fused_ops.find_composites(
+        for composite in lowering.find_composites(
             network.ops, lambda t: [edge.op for edge in network.readers(t)]
         ):
             self.converted.update(composite.ops)
@@ -135,6 +171,187 @@ class _PointPlanner(Drafts):
         for layer in network.random_layers.values():
             self.inner.update(self._only_for(layer))
             self.converted.update(layer.ops)
+
+    def can_share(self, tensors: list[Tensor]) -> bool:
+        """Return whether tensors can have one range."""
+        roots = [self.shared.root(t) for t in tensors]
+        fixed = [self.shared.fixed(t) for t in tensors]
+        bits = {self.bits.get(root) for root in roots}
+        return len(set(fixed)) == 1 and len(bits) == 1
+
+    def quantize(
+        self,
+        tensor: Tensor,
+        anchor: Operation,
+        slot: str,
+        spec: Spec,
+        *,
+        counts: bool = True,
+        fixed: tuple[float, float] | None = None,
+        positive: bool = False,
+        readers: list[Edge] | None = None,
+    ) -> Draft | None:
+        """Let a tensor be quantized, unless it is."""
+        if readers is None:
+            self.carried.add(tensor)
+        if tensor in self.drafts:
+            return self.drafts[tensor]
+        low, high = self.choices.initial
+        initial = (0.0, high) if positive else (low, high)
+        bits = spec.activation_bits or 8
+        if spec.range is not None:
+            fixed = (float(spec.range[0]), float(spec.range[1]))
+        elif fixed is not None:
+            fixed = fixed_range(fixed, bits)
+        form = activation_format(bits)
+        if form.symmetric:
+            initial = (-SYMMETRIC_START, SYMMETRIC_START)
+        if fixed is not None and form.symmetric:
+            fixed = -max(-fixed[0], fixed[1]), max(-fixed[0], fixed[1])
+        if fixed is not None and counts:
+            self.shared.fix(tensor, fixed)
+        if counts:
+            self.bits[self.shared.root(tensor)] = bits
+        if self.network.quantized(tensor) is not None:
+            return None
+        # A kept or joined tensor has to have the range of its sources.
+        if counts and readers is None and self.network.is_quantized_behind(tensor):
+            return None
+        draft = Draft(
+            tensor,
+            anchor,
+            slot,
+            spec,
+            form,
+            readers,
+            counts,
+            None,
+            fixed or initial,
+            fixed is not None,
+            # Of what is a result, too, the converter would lose it (TensorFlow 2.21).
+            () if tensor in self.network.results else (tensor,),
+        )
+        self.drafts[tensor] = draft
+        return draft
+
+    def demand(self, op: Operation, index: int) -> None:
+        """See to it that an op reads quantized values."""
+        tensor = op.inputs[index]
+        if tensor in self.carried or not self.network.is_data(tensor):
+            return
+        source, edge = self.origin.get(tensor, (tensor, Edge(op, index)))
+        draft = self.drafts.get(source)
+        if draft is None:
+            outside = not self.choices.in_scope(source.op)
+            # Only what asks for it reads it quantized; but inputs are int8 for all.
+            everywhere = self.network.is_input(source.op) and not self.left_out(
+                source.op
+            )
+            anchor = op if outside else source.op
+            draft = self.input(source, anchor, None if everywhere else [])
+        edges = None if draft is None else draft.readers
+        if edges is not None and edge not in edges:
+            edges.append(edge)
+
+    def input(
+        self, tensor: Tensor, anchor: Operation, readers: list[Edge] | None
+    ) -> Draft | None:
+        """Let a tensor be quantized that no kernel makes."""
+        # Overrides of an op that reads it are about that op's result.
+        spec = self.overrides.spec([tensor.op])
+        draft = self.quantize(tensor, anchor, "input_quant", spec, readers=readers)
+        is_input = self.network.is_input(tensor.op)
+        if draft is not None and is_input and not self.overrides.skipped(tensor.op):
+            self.kernels[tensor.op] = tensor.op
+            self.results[tensor.op] = draft
+        return draft
+
+    def constant(self, op: Operation, index: int) -> None:
+        """Let a parameter be quantized that an op reads besides data."""
+        tensor = op.inputs[index]
+        if not self.network.is_parameter(tensor) or is_quantized(tensor):
+            return
+        spec = self.overrides.constant_spec(op)
+        form = constant_format(spec)
+        draft = self.parameter(tensor, Edge(op, index), op, spec, form)
+        self.constants.setdefault(op, []).append(draft)
+
+    def parameter(
+        self, tensor: Tensor, edge: Edge, op: Operation, spec: Spec, form: Format
+    ) -> Draft:
+        """Let a parameter be quantized for one that reads it."""
+        draft = self.drafts.get(tensor)
+        if draft is None:
+            source = source_of(tensor)
+            draft = Draft(
+                tensor, op, "weights_quant", spec, form, [], True, source, (-6.0, 6.0)
+            )
+            self.drafts[tensor] = draft
+        elif draft.form != form:
+            # Layers that want channels along other axes share one range.
+            draft.form = constant_format(draft.spec)
+        if draft.readers is not None:
+            draft.readers.append(edge)
+        return draft
+
+    def left_out(self, op: Operation) -> str:
+        """Return why the caller does not want an op quantized; "" if he does."""
+        if not self.choices.in_scope(op):
+            return f"is outside the scope {types.quoted(self.choices.scope)}"
+        if self.overrides.skipped(op):
+            return "is skipped by an override"
+        kernel = kernel_of(op)
+        if kernel and kernel.activation not in ("", *self.choices.activations):
+            return f"is no activation that is asked for ({kernel.activation})"
+        return ""
+
+    def refusal(self, op: Operation) -> str:
+        """Return why an op is not quantized; "" if it can be."""
+        left_out = self.left_out(op)
+        if left_out:
+            return left_out
+        obstacle = self.network.obstacle(op)
+        if obstacle:
+            return obstacle
+        if op.type in FUSED_NORMS and not is_layer_norm(op):
+            return f"is a batch norm; fold it first, with {FOLD}"
+        if any(self.network.is_statistic(t) for t in op.inputs):
+            return f"belongs to a batch norm in training; fold it first, with {FOLD}"
+        kernel = kernel_of(op)
+        behind = self.network.is_behind_layers(op) and not self.overrides.asked(op)
+        return BEHIND if behind and not self._may_end(op, kernel) else ""
+
+    def _may_end(self, op: Operation, kernel: Kernel | None) -> bool:
+        """Return whether an op behind the last layer is still part of the network."""
+        if kernel is None or kernel.treatment in _MORE_AT_THE_END:
+            return kernel is not None and self._reads_network(op)
+        kinds = (*SUMS, *int8_kernels.FUSED_ACTIVATIONS)
+        if self.choices.products_at_end and not self.network.leads_to_loss(op):
+            kinds += ("Mul",)
+        return op.type in kinds and self._reads_network(op)
+
+    def _reads_network(self, op: Operation) -> bool:
+        data = [t for t in op.inputs if self.network.is_data(t)]
+        return bool(data) and all(
+            t in self.carried or self._is_asked_for(t) for t in data
+        )
+
+    def _is_asked_for(self, tensor: Tensor) -> bool:
+        """Return whether the network reads a tensor quantized, as it does its input."""
+        source, _ = self.origin.get(tensor, (tensor, None))
+        return source in self.drafts
+
+    def may_take(self, op: Operation) -> bool:
+        """Return whether an op may become part of the kernel before it."""
+        statistic = any(self.network.is_statistic(t) for t in op.inputs)
+        if op in self.inner or op in self.composites:
+            return False
+        kernel = kernel_of(op)
+        passes = kernel is not None and kernel.treatment is Treatment.PASSES
+        fuses = passes or op.type in (*int8_kernels.FUSED_ACTIVATIONS, *SUMS, "BiasAdd")
+        if statistic or (fuses and self.network.is_behind_layers(op)):
+            return self.choices.in_scope(op) and not self.overrides.skipped(op)
+        return self.refusal(op) == ""
 
     def _only_for(self, layer: RandomLayer) -> list[Operation]:
         """Return the ops of a random layer but its end that nothing else reads."""
@@ -176,7 +393,7 @@ class _PointPlanner(Drafts):
 
     def _plan_of_drafts(self) -> QuantizePlan:
         """Return the plan of the drafts."""
-        groups, points = draft_points.named(
+        groups, points = fake_quants.named(
             list(self.drafts.values()), self.network, self.shared
         )
         return QuantizePlan(
@@ -212,7 +429,7 @@ class _PointPlanner(Drafts):
         for op, drafts in self.constants.items():
             constant_points = [point_of[draft.tensor] for draft in drafts]
             parameters[op] = [*parameters.get(op, ()), *constant_points]
-        check_obeyed(self.overrides, plan, parameters, self.network)
+        fake_quants.check_obeyed(self.overrides, plan, parameters, self.network)
         return plan
 
     def _weigh(self, op: Operation) -> None:
@@ -221,7 +438,7 @@ class _PointPlanner(Drafts):
         floats = any(t.dtype.is_floating for t in op.outputs)
         if layer is None:
             if floats and not self.network.is_input(op) and kernel_of(op) is not None:
-                self.skips[op] = draft_points.Skip(op, _NO_WEIGHTS, False)
+                self.skips[op] = Skip(op, _NO_WEIGHTS, False)
             return
         reason = self.refusal(op)
         if reason:
@@ -238,7 +455,7 @@ class _PointPlanner(Drafts):
             is_large = count >= self.choices.fewest_weights or form.block is not None
             if not (is_large or self.overrides.asked(layer.op)):
                 few = f"with {count} weights, {_FEW}"
-                self.skips[layer.op] = draft_points.Skip(layer.op, few, False)
+                self.skips[layer.op] = Skip(layer.op, few, False)
                 return
             edge = Edge(layer.op, layer.weights)
             self.weights[layer.op] = self.parameter(
@@ -275,7 +492,7 @@ class _PointPlanner(Drafts):
                 continue
             in_float = op in self.skips and op.outputs[0].dtype == tf.float32
             in_float = in_float and not self.choices.weights_only
-            form = int8_form(op) if in_float else converted_form(op)
+            form = lowering.int8_form(op) if in_float else lowering.converted_form(op)
             if form is not None and not self.refusal(op):
                 forms[op] = form
         return forms
@@ -293,16 +510,18 @@ class _PointPlanner(Drafts):
         refused = [
             op
             for op in self.network.ops
-            if op not in self.converted and op not in plan.forms and is_refused(op)
+            if op not in self.converted
+            and op not in plan.forms
+            and lowering.is_refused(op)
         ]
         for op in refused:
             self.kernels.pop(op, None)
-            self.skips[op] = draft_points.Skip(op, _REFUSED, False)
+            self.skips[op] = Skip(op, _REFUSED, False)
         return refused
 
     def _adds_parted_bias(self, op: Operation) -> bool:
-        """Tell whether a sum could be a layer's bias, but for a Reshape in between."""
-        parted, network = fused_ops.parted_bias(op), self.network
+        """Return whether a sum could be a layer's bias, but for a Reshape between."""
+        parted, network = lowering.parted_bias(op), self.network
         if parted is None or op not in self.kernels or op in self.inner:
             return False
         layer = network.layers.get(parted.data.op)
@@ -325,7 +544,7 @@ class _PointPlanner(Drafts):
     def _prelus(self) -> list[Prelu]:
         if "prelu" not in self.choices.activations:
             return []
-        prelus = fused_ops.find_prelus(self.network)
+        prelus = lowering.find_prelus(self.network)
         return [p for p in prelus if not any(map(self.refusal, p.ops))]
 
     def _finish(self) -> None:
@@ -348,7 +567,7 @@ class _PointPlanner(Drafts):
                 self.quantize(tensor, tensor.op, "output_quant", spec)
 
     def _is_input(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor is fed with values, no indices in float."""
+        """Return whether a tensor is fed with values, no indices in float."""
         readers = self.network.readers(tensor)
         values = any(t.dtype.is_floating for edge in readers for t in edge.op.outputs)
         return tensor.dtype == tf.float32 and values and not self.refusal(tensor.op)
@@ -400,7 +619,7 @@ class _PointPlanner(Drafts):
             self._make(op, kernel)
 
     def _is_simulation(self, op: Operation) -> bool:
-        """Tell whether an op is FakeQuant, or delays it."""
+        """Return whether an op is FakeQuant, or delays it."""
         return op.type in int8_kernels.FAKE_QUANT or delayed_input(op) is not None
 
     def _skip(self, op: Operation, reason: str) -> None:
@@ -409,13 +628,13 @@ class _PointPlanner(Drafts):
             op.type in (*int8_kernels.KERNELS, *BODIES) or op in self.network.layers
         )
         may_have_kernel = may_have_kernel or function_calls.called_function(op) != ""
-        in_loss = reason == draft_points.BEHIND and self.network.leads_to_loss(op)
+        in_loss = reason == BEHIND and self.network.leads_to_loss(op)
         has_kernel = may_have_kernel and not in_loss and reason not in _NO_KERNEL
-        self.skips[op] = draft_points.Skip(op, reason, has_kernel)
+        self.skips[op] = Skip(op, reason, has_kernel)
 
     def _layer(self, layer: Layer) -> None:
         op = layer.op
-        chain = fused_ops.chain_from(op, self.network, self.may_take)
+        chain = lowering.chain_from(op, self.network, self.may_take)
         spec = self.overrides.spec(chain.ops)
         self._weights_of(layer, spec)
         self.demand(op, layer.data)
@@ -425,7 +644,7 @@ class _PointPlanner(Drafts):
         self._end(chain, slot, spec)
 
     def _feeds_pool_and_more(self, tensor: Tensor) -> bool:
-        """Tell whether the converter forgets the range of a forwarded tensor."""
+        """Return whether the converter forgets the range of a forwarded tensor."""
         # It does so if an AvgPool reads it, and something else (TensorFlow 2.21).
         readers = self.network.readers(tensor)
         return len(readers) > 1 and any(edge.op.type == "AvgPool" for edge in readers)
@@ -450,7 +669,7 @@ class _PointPlanner(Drafts):
                 self.constant(op, index)
         chain = Chain((op,), op.outputs[0], kernel.activation)
         if kernel.fuses:
-            chain = fused_ops.chain_from(op, network, self.may_take)
+            chain = lowering.chain_from(op, network, self.may_take)
         spec = self.overrides.spec(chain.ops)
         learnt = chain.activation and not kernel.range
         slot = "act_quant" if learnt else kernel.slot
@@ -471,7 +690,7 @@ class _PointPlanner(Drafts):
             self._keep(op, replace(kernel, slot="keep_quant"))
             return
         for index in kernel.data_inputs(op):
-            # Of several inputs each is handed on as the output of its place.
+            # Of several inputs each is forwarded as the output of its place.
             t = op.outputs[index if len(op.outputs) > 1 else 0]
             source = op.inputs[index]
             if not self.network.is_data(source):
@@ -498,7 +717,7 @@ class _PointPlanner(Drafts):
         self.origin[result] = self.origin.get(source, (source, next(edges)))
 
     def _keep(self, op: Operation, kernel: Kernel) -> None:
-        """Plan the ranges of an op that hands its own on, at the end of a model too."""
+        """Plan the ranges of an op that forwards its own, at the end of a model too."""
         (index,) = kernel.data_inputs(op)
         source = op.inputs[index]
         if not self.network.is_data(source):

@@ -1,42 +1,42 @@
-"""Conversion of models to TFLite files by scheme."""
+"""Conversion of models to TFLite files by scheme; ranges that files keep.
+
+A file has the steps of its tensors, and no FakeQuant ops. With the ranges beside them,
+and the choices by which its model was quantized, the model in float is quantized again
+as it was, without data.
+"""
 
 from __future__ import annotations
 
+import inspect
+import json
 import logging
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from geutil import tflite
 from geutil.errors import ArgumentTypeError, QuantizeError, TFLiteError, Words
 from geutil.graph.types import as_model, type_name
-from geutil.quantize.calibration.calibration import calibrate
+from geutil.quantize.bit_plans import overrides_of
+from geutil.quantize.calibration.calibration import calibrate, set_ranges_of_weights
 from geutil.quantize.calibration.ranges import find_sites
 from geutil.quantize.planning.network import is_quantized, live_simulations
 from geutil.quantize.simulation import quantize
-from geutil.quantize.spec import QUANTIZE, SCHEMES, Scheme, scheme_named
-from geutil.quantize.tflite import runner, stored_weights
+from geutil.quantize.spec import QUANTIZE, SCHEMES, Range, Scheme, scheme_named
+from geutil.quantize.tflite import deployment, runner, stored_weights
 from geutil.quantize.tflite.converter_workarounds import Apart
-from geutil.quantize.tflite.deployment import (
-    check_bits,
-    check_learnt,
-    converted,
-    deployed,
-    float_ops,
-    missed,
-)
+from geutil.quantize.tflite.deployment import converted, deployed
 from geutil.quantize.tflite.integer_kernels import lower
 from geutil.quantize.tflite.least_memory import least_memory_order
-from geutil.quantize.tflite.stored_weights import (
-    LeftInFloat,
-    layers_lost,
-    pack_weights,
-    read_weights_stored,
-    store_weights,
-)
+from geutil.quantize.tflite.stored_weights import LeftInFloat
 from geutil.select.networks.layers import Origins, layer_of
+from geutil.tflite import LiteFile
+from geutil.tflite.effects import without
 from geutil.tflite.op_names import file_names
+from geutil.tflite.parts import Buffer
 from geutil.tflite.precision import name_runtime, slow_ops
 from geutil.tflite.type_changes import End, set_types
 
@@ -187,13 +187,13 @@ def to_int8(
     types_of_ends = EndTypes(model, input_type, output_type)
     if representative is not None:
         calibrate(model, representative)
-    check_bits(model.graph)
+    deployment.check_bits(model.graph)
     blob, left = _lowered(model, SCHEMES["int8"])
     reasons = {entry.result: f": {entry.reason}" for entry in left}
     # Some files are made, and cannot be run.
     runner.interpreter_of(blob)
-    in_float = float_ops(tflite.open(blob))
-    not_kept = missed(model, in_float)
+    in_float = deployment.float_ops(tflite.open(blob))
+    not_kept = deployment.missed(model, in_float)
     for op in in_float:
         _logger.warning(
             "to_int8: %s '%s' of the TFLite file computes in float%s%s",
@@ -392,7 +392,7 @@ def _check_scheme(model: Any, scheme: Scheme) -> None:
 def _lowered(model: Any, scheme: Scheme) -> tuple[bytes, list[LeftInFloat]]:
     """Lower a model's kernels to the types of a scheme; return ops in float, too."""
     if not scheme.weights_only:
-        check_learnt(find_sites(model.graph, model.variables))
+        deployment.check_learnt(find_sites(model.graph, model.variables))
     apart = Apart()
     file = tflite.open(converted(deployed(model, fuse=True, apart=apart)))
     left: list[LeftInFloat] = []
@@ -405,15 +405,15 @@ def _lowered(model: Any, scheme: Scheme) -> tuple[bytes, list[LeftInFloat]]:
     }
     for graph in file.graphs:
         found |= stored_weights.store_in_blocks(graph, matrices)
-        store_weights(graph)
+        stored_weights.store_weights(graph)
         if scheme.weights_only:
-            left += layers_lost(graph, layers)
+            left += stored_weights.layers_lost(graph, layers)
         if scheme.at_run_time:
-            left += read_weights_stored(graph)
+            left += stored_weights.read_weights_stored(graph)
     if scheme.activation_bits is not None:
         left += lower(file, scheme.activation_bits)
     for graph in file.graphs:
-        pack_weights(graph)
+        stored_weights.pack_weights(graph)
     edges = apart.join(file)
     left = [entry for entry in left if entry.result not in edges]
     stored_weights.check_all_found(matrices, found)
@@ -422,3 +422,85 @@ def _lowered(model: Any, scheme: Scheme) -> tuple[bytes, list[LeftInFloat]]:
     file.strip()
     name_runtime(file)
     return file.to_bytes(), left
+
+
+KEPT = "geutil_quantization"
+"""The name of the metadata that keep ranges and choices."""
+# The version of the format of ranges in a file.
+_KEPT_VERSION = 1
+
+
+@dataclass(frozen=True)
+class KeptRanges:
+    """Everything that quantizes a model again, but the model."""
+
+    folded: bool  # whether batch norms were folded before
+    # Those of `quantize` but overrides: scheme, bits, scope.
+    arguments: Mapping[str, Any]
+    skipped: tuple[str, ...] = ()  # regular expressions of ops that were left in float
+    # The bits of the weights of some ops, by their names.
+    bits: Mapping[str, int] = field(default_factory=dict)
+    # The two ends of the range of each activation, by the name of the range.
+    ranges: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+
+    def quantize(self, model: Any, *, strict: bool = False) -> Any:
+        """Quantize a model by the choices; return the report of `quantize`."""
+        overrides: dict[str, Any] = dict.fromkeys(self.skipped, "skip")
+        return quantize(
+            model,
+            is_training=False,
+            overrides=overrides | overrides_of(self.bits),
+            strict=strict,
+            **self.arguments,
+        )
+
+    def restore(self, model: Any) -> None:
+        """Quantize a model, with the ranges that were kept."""
+        self.quantize(model)
+        sites = find_sites(model.graph, model.variables)
+        activations = {site.name: site for site in sites if not site.is_weights}
+        if activations.keys() != self.ranges.keys():
+            apart = sorted(activations.keys() ^ self.ranges.keys())
+            raise QuantizeError(
+                f"the file was made from another model: '{apart[0]}' is a range of one "
+                "of the two alone; pass the model that it was made from"
+            )
+        set_ranges_of_weights(model.graph, model.variables)
+        for name, site in activations.items():
+            site.set(Range(*map(np.float32, self.ranges[name])))
+
+    def within(self, model: Any, blob: bytes) -> bytes:
+        """Return a TFLite file with these choices and a model's ranges in it."""
+        sites = find_sites(model.graph, model.variables)
+        ranges = {s.name: s.read() for s in sites if not s.is_weights}
+        content = asdict(self) | {
+            "version": _KEPT_VERSION,
+            "ranges": {n: [float(r.low), float(r.high)] for n, r in ranges.items()},
+        }
+        file = tflite.open(blob)
+        text = json.dumps(content, separators=(",", ":")).encode()
+        file.metadata[KEPT] = Buffer(np.frombuffer(text, np.uint8))
+        return file.to_bytes()
+
+
+def ranges_kept(file: LiteFile) -> KeptRanges | None:
+    """Return the ranges and choices that a file keeps; None if it keeps none."""
+    entry = file.metadata.get(KEPT)
+    if entry is None or entry.data is None:
+        return None
+    try:
+        content = json.loads(entry.data.tobytes())
+        if content.pop("version") != _KEPT_VERSION:
+            return None
+        kept = KeptRanges(**content)
+        call = inspect.signature(quantize).bind
+        call(None, is_training=False, overrides={}, strict=False, **kept.arguments)
+        for low, high in kept.ranges.values():
+            Range(np.float32(low), np.float32(high))
+    # Anybody may have written them: text that is no JSON, other fields, other types.
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise QuantizeError(
+            f"the metadata '{KEPT}' of the file are damaged ({error}); make the file "
+            f"again, or leave them out with {without(KEPT)}"
+        ) from error
+    return kept

@@ -50,10 +50,8 @@ from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import walk
 from geutil.quantize.calibration.ranges import format_of_simulation, simulated_ends
 from geutil.quantize.partial_copy import values_of
-from geutil.quantize.planning import fused_ops
-from geutil.quantize.planning.fused_ops import Moved
+from geutil.quantize.planning import network
 from geutil.quantize.planning.int8_kernels import COMPARISONS, DIVISIONS, FAKE_QUANT
-from geutil.quantize.planning.network import forwarded_from, is_left_in_float
 from geutil.quantize.spec import Range, nudged, step, with_zero
 from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import Origins, layer_of
@@ -95,7 +93,7 @@ class Dilated:
 
 def find_dilated(graph: Graph) -> list[Dilated]:
     """Return the convolutions of a FuncGraph that are the same as dilated ones."""
-    candidates = fused_ops.find_moved(graph.get_operations(), Liveness(graph))
+    candidates = network.find_moved(graph.get_operations(), Liveness(graph))
     moved_convolutions = [each for each in candidates if _is_computed_from_shapes(each)]
     moves_by_size = [_moves(moved_convolutions, size) for size in _TRIED_SIZES]
     dilations = (
@@ -105,7 +103,7 @@ def find_dilated(graph: Graph) -> list[Dilated]:
     return [dilated for dilated in dilations if dilated is not None]
 
 
-def _is_computed_from_shapes(each: Moved) -> bool:
+def _is_computed_from_shapes(each: network.Moved) -> bool:
     def before(op: Operation) -> list[Operation]:
         return [] if op.type == "Shape" else [t.op for t in op.inputs]
 
@@ -113,7 +111,7 @@ def _is_computed_from_shapes(each: Moved) -> bool:
     return not any(op.type.startswith("Placeholder") for op in sources)
 
 
-def _moves(moved_convolutions: Sequence[Moved], size: int) -> list[list[Array]]:
+def _moves(moved_convolutions: Sequence[network.Moved], size: int) -> list[list[Array]]:
     """Return the numbers of each, for images of a size where that is not known."""
 
     def replace(op: Operation) -> Array | None:
@@ -128,7 +126,7 @@ def _moves(moved_convolutions: Sequence[Moved], size: int) -> list[list[Array]]:
     return [[next(values) for _ in each.numbers] for each in moved_convolutions]
 
 
-def _dilated(each: Moved, tried: Sequence[Sequence[Array]]) -> Dilated | None:
+def _dilated(each: network.Moved, tried: Sequence[Sequence[Array]]) -> Dilated | None:
     """Return the dilated convolution if it is the same one for all sizes."""
     blocks = [b for before, _, after, _ in tried for b in (before, after)]
     paddings = [padding - crops for _, padding, _, crops in tried]
@@ -265,7 +263,7 @@ def _keep_apart(op: Operation, data: Tensor, factor: Tensor) -> None:
 
 def _bias_vector(bias: Tensor, data: Tensor, origins: Origins) -> Array | None:
     """Return the vector that stands for a layer's bias; None if it is one, or none."""
-    layer = layer_of(forwarded_from(data).op, origins)
+    layer = layer_of(network.forwarded_from(data).op, origins)
     value = None if layer is None else tf.get_static_value(bias)
     if layer is None or layer.axis != -1 or value is None:
         return None
@@ -315,7 +313,7 @@ class _Side:
                 return None
             low, high = with_zero(array.min(), array.max())
             return cls(tensor, None, (float(low), float(high)))
-        op = forwarded_from(tensor).op
+        op = network.forwarded_from(tensor).op
         ends = _fixed_range(op)
         return None if ends is None else cls(tensor, op, ends)
 
@@ -465,7 +463,7 @@ class Apart:
         self, graph: Graph, results: Sequence[Tensor]
     ) -> tuple[list[Tensor], dict[str, Tensor]]:
         """Make values complex and real again around marked ops."""
-        ops = [op for op in graph.get_operations() if is_left_in_float(op)]
+        ops = [op for op in graph.get_operations() if network.is_left_in_float(op)]
         if not ops:
             return list(results), {}
         self._has_edges = True

@@ -30,13 +30,8 @@ from geutil.quantize.calibration.ranges import (
     variable_values,
 )
 from geutil.quantize.partial_copy import Amend, PartialCopy
+from geutil.quantize.planning import network
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
-from geutil.quantize.planning.network import (
-    is_left_in_float,
-    leave_in_float,
-    live_simulations,
-    neutral_input,
-)
 from geutil.quantize.planning.plan import quantized_ops
 from geutil.quantize.spec import SYMMETRIC_START, block_of, step, with_zero
 from geutil.quantize.tflite import converter_workarounds, stored_weights
@@ -246,7 +241,7 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
         # The converter has no word for it.
         if op.type == "PlaceholderWithDefault":
             return op.inputs[0]
-        unchanged = neutral_input(op)
+        unchanged = network.neutral_input(op)
         if unchanged is not None:
             return op.inputs[unchanged]
         return moves[op] if op in moves else stand_in_of(op)
@@ -265,8 +260,10 @@ def deployed(model: Any, *, fuse: bool = False, apart: Apart | None = None) -> A
     input_tensors = {inputs[name]: t for name, t in copy.inputs.items()}
     with creation.neutral(copy.graph):
         if apart is not None:
-            skipped = [n for n, t in model.inputs.items() if is_left_in_float(t.op)]
-            leave_in_float([copy.inputs[name].op for name in skipped], ())
+            skipped = [
+                n for n, t in model.inputs.items() if network.is_left_in_float(t.op)
+            ]
+            network.leave_in_float([copy.inputs[name].op for name in skipped], ())
             output_tensors, given = apart.set_apart(copy.graph, output_tensors)
             input_tensors |= given
         if fuse:
@@ -307,7 +304,7 @@ def _amendments(graph: Graph, dilated: Sequence[Dilated]) -> Amend:
     by_op = {each.convolution: each for each in dilated}
     op_names = {op.name for op in graph.get_operations()}
     origins = Origins(graph)
-    simulations = live_simulations(graph)
+    simulations = network.live_simulations(graph)
     range_ends = {t.op for op in simulations for t in list(op.inputs)[1:]}
     of_weights = {op for op in simulations if origins.is_parameter(op.inputs[0])}
     # Channels of several axes are brought together, and taken apart again.
@@ -347,7 +344,7 @@ def missed(model: Any, float_ops: Sequence[LiteOp]) -> list[LiteOp]:
 
 
 def _is_promised(op: LiteOp, by_name: dict[str, Operation], promised: set[str]) -> bool:
-    """Tell whether all ops that an op of the file is named after are quantized."""
+    """Return whether all ops that an op of the file is named after are quantized."""
     matches = (called(source, by_name) for source in sources_of(op.result))
     # Ranges are read from variables.
     named = [o for o in matches if o is not None and o.type != "ReadVariableOp"]
@@ -375,7 +372,7 @@ def float_ops(file: LiteFile) -> list[LiteOp]:
 def check_bits(graph: Graph) -> None:
     """Raise if a graph simulates bits that the int8 kernels of TFLite lack."""
     origins = Origins(graph)
-    for op in live_simulations(graph):
+    for op in network.live_simulations(graph):
         bits = int(op.get_attr("num_bits"))
         is_weights = origins.is_parameter(op.inputs[0])
         if block_of(op) is not None:

@@ -22,17 +22,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from geutil.quantize.tflite.stored_weights import LeftInFloat
+from geutil.tflite import kinds
 from geutil.tflite.file import LiteFile
 from geutil.tflite.kernels import CONVERSIONS
-from geutil.tflite.kinds import (
-    BIASED,
-    FIXED_SCALE,
-    INEXACT,
-    KINDS,
-    OTHER,
-    Kind,
-    StepRule,
-)
+from geutil.tflite.kinds import BIASED, KINDS, OTHER, Kind, StepRule
 from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor, Quantization
 from geutil.tflite.precision import version_of
 from geutil.tflite.type_changes import set_end
@@ -109,7 +102,7 @@ def lower(file: LiteFile, bits: int) -> list[LeftInFloat]:
 
 
 def _same(one: Quantization | None, other: Quantization | None) -> bool:
-    """Tell whether steps store the same integers."""
+    """Return whether steps store the same integers."""
     return (
         one is not None
         and other is not None
@@ -211,7 +204,7 @@ class _Lowering:
         return steps if selects or self._is_in_range(op, steps) else None
 
     def _is_in_range(self, op: LiteOp, steps: Quantization) -> bool:
-        """Tell whether an op cuts values off where a range does."""
+        """Return whether an op cuts values off where a range does."""
         most = _CLIPS.get(op.kind)
         if most is None or self._width.dtype != "int8":
             return False
@@ -278,7 +271,9 @@ class _Lowering:
         """Let an op compute in integers; return why it cannot, or nothing."""
         kernel, dtype = KINDS.get(op.kind, OTHER), self._width.dtype
         if dtype not in kernel.widths:
-            kind = "an inexact" if dtype == "int16" and op.kind in INEXACT else "no"
+            kind = (
+                "an inexact" if dtype == "int16" and op.kind in kinds.INEXACT else "no"
+            )
             return f"TFLite has {kind} {dtype} kernel for {op.kind}"
         # Weights and biases of layers are no data.
         only = BIASED[op.kind][0] if kernel.rule is StepRule.LAYER else None
@@ -363,7 +358,7 @@ class _Lowering:
     ) -> Quantization | None:
         """Return the steps that a kernel makes a result in; None if not known."""
         if kernel.rule is StepRule.FIXED:
-            scale, zero = FIXED_SCALE[op.kind, self._width.dtype]
+            scale, zero = kinds.FIXED_SCALE[op.kind, self._width.dtype]
             return Quantization((scale,), (zero,))
         if kernel.rule in _KEEPING:
             return data[0]
@@ -476,7 +471,7 @@ class _Lowering:
     def _is_undone(
         self, op: LiteOp, steps_of: Mapping[LiteTensor, Quantization]
     ) -> bool:
-        """Tell whether a reshaped tensor gets its shape again; let a Reshape read it.
+        """Return whether a reshaped tensor gets its shape again; let a Reshape read it.
 
         The converter leaves both ops where data are quantized between them.
         """

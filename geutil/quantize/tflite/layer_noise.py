@@ -25,16 +25,7 @@ import tensorflow as tf
 from geutil.errors import QuantizeError, Words
 from geutil.graph import creation, functions, op_types
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
-from geutil.quantize.calibration.ranges import (
-    are_uneven,
-    format_of_simulation,
-    frozen,
-    parts_of,
-    range_values,
-    same_values,
-    simulated_ends,
-    unquantized,
-)
+from geutil.quantize.calibration import ranges
 from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
@@ -151,18 +142,18 @@ def layer_lines(layers: Sequence[LayerNoise]) -> Iterator[str]:
             f"{len(layers)} layer(s); '{worst.op}' ({worst.op_type}) adds most noise: "
             f"{decibels(worst.own)} by itself, marked with >"
         )
-    told = [(each, layer) for layer in layers for each in (layer, *layer.parts)]
-    rows = [_cells(each) for each, _ in told]
+    listed = [(each, layer) for layer in layers for each in (layer, *layer.parts)]
+    rows = [_cells(each) for each, _ in listed]
     widths = [max(len(row[i]) for row in (_TITLES, *rows)) for i in range(len(_TITLES))]
     names = []
-    for each, layer in told:
+    for each, layer in listed:
         why = f": {layer.unmatched}" if layer.unmatched else ""
         output = layer.tensor.rpartition(":")[2]
         which = "" if output == "0" else f":{output}"
         name = with_layer(layer.keras_layer, layer.op)
         own = f"{name}{which} ({layer.op_type}){why}"
         names.append(own if each is layer else f"  its input {each.tensor}")
-    marks = [">" if each is worst else " " for each, _ in told]
+    marks = [">" if each is worst else " " for each, _ in listed]
     for mark, cells, name in zip(
         (" ", *marks), (_TITLES, *rows), ("layer", *names), strict=True
     ):
@@ -201,12 +192,12 @@ class NoiseMeter:
                 remedy=f"quantize it, with {QUANTIZE}, before it is converted, or "
                 f"leave {Words('layers=True')} out",
             )
-        self._values = range_values(model.graph)
+        self._values = ranges.range_values(model.graph)
         self._tensors = _file_tensors(model, self._results, runner.file, self._values)
         # Names that are no names of inputs: results in float are fed beside these.
         self._inputs = {name: f"x{i}" for i, name in enumerate(model.inputs)}
-        self._float = self._copied(model, unquantized, rounded=False)
-        self._simulated = self._copied(model, frozen(self._values), rounded=True)
+        self._float = self._copied(model, ranges.unquantized, rounded=False)
+        self._simulated = self._copied(model, ranges.frozen(self._values), rounded=True)
         self._alone = self._each_alone(model)
 
         def forms(
@@ -223,7 +214,7 @@ class NoiseMeter:
         self._parts = [
             (place, part)
             for place, result in enumerate(self._results)
-            for part in parts_of(result.tensor)
+            for part in ranges.parts_of(result.tensor)
         ]
         count = len(self._results) + len(self._parts)
         self._sums = np.zeros((count, len(_SUMS)))
@@ -314,7 +305,7 @@ class NoiseMeter:
             for row, _ in rows
             for _, low, high, _ in [self._most[row]]
         ]
-        if not are_uneven(widths):
+        if not ranges.are_uneven(widths):
             return ()
         return tuple(
             replace(_entry(*self._measured(place, row)), tensor=part.name)
@@ -329,7 +320,7 @@ class NoiseMeter:
 
     def _each_alone(self, model: Any) -> Any:
         """Return a function of ops that read the results of others in float."""
-        copy = PartialCopy(model.graph, model.inputs, frozen(self._values))
+        copy = PartialCopy(model.graph, model.inputs, ranges.frozen(self._values))
         wanted = [t for r in self._results for t in (r.tensor, _rounded(r))]
         copies = copy.of(wanted)
         exact, rounded = copies[::2], copies[1::2]
@@ -481,7 +472,7 @@ class _StoredResult:
         tensor: the tensor, before it is rounded.
         members: the ops that the kernel computes, the op among them.
         simulation: the FakeQuant op that rounds it; None if nothing does, as where only
-            weights are rounded, or values are handed on.
+            weights are rounded, or values are forwarded.
         stored: the FakeQuant op in whose range it is stored; None if it is a float.
     """
 
@@ -511,7 +502,7 @@ def _stored_results(model: Any) -> list[_StoredResult]:
     """Return the results of the quantized ops of a model, in topological order.
 
     That is what FakeQuant ops round, what ops make of rounded weights, and what ops
-    hand on in the range of what they read.
+    forward in the range of what they read.
     """
     results = list(model.outputs.values())
     network = Network(model.graph, results)
@@ -538,7 +529,7 @@ def _stored_results(model: Any) -> list[_StoredResult]:
                 )
             if tensor in simulations:
                 continue
-            handed_on = _forwarded_range(tensor, network)
+            forwarded = _forwarded_range(tensor, network)
             rounded_weights = (
                 op in plan.kernels
                 and _leaves(tensor, parts, network)
@@ -549,13 +540,13 @@ def _stored_results(model: Any) -> list[_StoredResult]:
                     if network.is_parameter(t)
                 )
             )
-            if handed_on is not None or rounded_weights:
-                found.append(_StoredResult(kernel, tensor, parts, None, handed_on))
+            if forwarded is not None or rounded_weights:
+                found.append(_StoredResult(kernel, tensor, parts, None, forwarded))
     return found
 
 
 def _forwarded_range(tensor: Tensor, network: Network) -> Operation | None:
-    """Return the FakeQuant op whose values an op hands on; None for other ops."""
+    """Return the FakeQuant op whose values an op forwards; None for other ops."""
     op = tensor.op
     data = [t for t in op.inputs if network.is_data(t)]
     if op.type not in int8_kernels.PASSING or len(data) != 1:
@@ -565,7 +556,7 @@ def _forwarded_range(tensor: Tensor, network: Network) -> Operation | None:
 
 
 def _leaves(tensor: Tensor, parts: Sequence[Operation], network: Network) -> bool:
-    """Tell whether a tensor is the result of a kernel, and no step inside of it."""
+    """Return whether a tensor is the result of a kernel, and no step inside of it."""
     inside = set(parts)
     readers = [edge.op for edge in network.readers(tensor)]
     return tensor in network.results or any(op not in inside for op in readers)
@@ -573,14 +564,14 @@ def _leaves(tensor: Tensor, parts: Sequence[Operation], network: Network) -> boo
 
 def _range_of_simulation(op: Operation, values: Mapping[Operation, Array]) -> Range:
     """Return the values that a FakeQuant op rounds to: the lowest and the highest."""
-    form = format_of_simulation(op)
-    return nudged(*simulated_ends(op, values), form.bits, form.narrow_range)
+    form = ranges.format_of_simulation(op)
+    return nudged(*ranges.simulated_ends(op, values), form.bits, form.narrow_range)
 
 
 def _step_of_simulation(op: Operation, values: Mapping[Operation, Array]) -> Array:
     """Return the distance of two values that a FakeQuant op rounds to."""
-    form = format_of_simulation(op)
-    return step(*simulated_ends(op, values), form.bits, form.narrow_range)
+    form = ranges.format_of_simulation(op)
+    return step(*ranges.simulated_ends(op, values), form.bits, form.narrow_range)
 
 
 @dataclass(frozen=True, eq=False)
@@ -607,7 +598,7 @@ def _file_tensors(
         for result, tensors in zip(results, named, strict=True)
     ]
     # An Identity of a result may be in the same tensor: that is no other value.
-    sources = [id(list(same_values(result.tensor))[-1]) for result in results]
+    sources = [id(list(ranges.same_values(result.tensor))[-1]) for result in results]
     claims = Counter(
         tensor
         for tensor, _ in {
@@ -617,7 +608,7 @@ def _file_tensors(
         }
     )
     return [
-        _told(len(tensors), fits, claims)
+        _matched(len(tensors), fits, claims)
         for tensors, fits in zip(named, chosen, strict=True)
     ]
 
@@ -642,7 +633,7 @@ class _Names:
             (model.outputs, signature.outputs),
         ):
             for name, file_name in file_names(list(tensors)).items():
-                for tensor in same_values(tensors[name]):
+                for tensor in ranges.same_values(tensors[name]):
                     self._ends[tensor] = ends[file_name]
 
     def candidates(self, result: _StoredResult) -> list[LiteTensor]:
@@ -679,7 +670,7 @@ class _Names:
 
 
 def _is_of_output(tensor: Tensor, found: LiteTensor) -> bool:
-    """Tell whether a tensor is that output of its op, where both have as many."""
+    """Return whether a tensor is that output of its op, where both have as many."""
     maker, count = found.producer, len(tensor.op.outputs)
     if maker is None or count == 1 or len(maker.outputs) != count:
         return True
@@ -687,7 +678,7 @@ def _is_of_output(tensor: Tensor, found: LiteTensor) -> bool:
 
 
 def _is_whole(result: _StoredResult, tensor: LiteTensor) -> bool:
-    """Tell whether the op that makes a tensor ends a kernel, and computes no more."""
+    """Return whether the op that makes a tensor ends a kernel, and computes no more."""
     maker = tensor.producer
     if maker is None or maker.kind not in (*BIASED, "BATCH_MATMUL", *_TAILS):
         return False
@@ -710,7 +701,7 @@ def _is_whole(result: _StoredResult, tensor: LiteTensor) -> bool:
 def _fits(
     result: _StoredResult, tensor: LiteTensor, values: Mapping[Operation, Array]
 ) -> bool:
-    """Tell whether a tensor has the shape and the steps of a result."""
+    """Return whether a tensor has the shape and the steps of a result."""
     shape = result.tensor.shape
     if shape.rank is None or tensor.shape is None or shape.rank != len(tensor.shape):
         return False
@@ -728,7 +719,7 @@ def _fits(
     return abs(steps.scales[0] / float(wanted) - 1.0) < _SAME_STEP
 
 
-def _told(
+def _matched(
     named: int, fits: Sequence[LiteTensor], claims: Mapping[LiteTensor, int]
 ) -> _FileTensor | str:
     """Return the tensor that is a result, if it is one alone; else what is wrong."""

@@ -145,7 +145,7 @@ class ReorderedFile:
                 after = sum(g.arenas_after[runtime] for g in self.subgraphs)
                 lines.append(f"  under {runtime:<10} {_change(before, after)}")
         for graph in self.subgraphs:
-            lines += _told(graph, self.runtime, alone=len(self.subgraphs) == 1)
+            lines += _lines_of(graph, self.runtime, alone=len(self.subgraphs) == 1)
         return "\n".join(lines)
 
 
@@ -406,7 +406,7 @@ def _peak_tensors(
     return tuple(sorted(found, key=lambda t: -t.size))
 
 
-def _told(graph: ReorderedSubgraph, runtime: Runtime, *, alone: bool) -> list[str]:
+def _lines_of(graph: ReorderedSubgraph, runtime: Runtime, *, alone: bool) -> list[str]:
     """Return the lines of a subgraph in a report."""
     lines = []
     if not alone:

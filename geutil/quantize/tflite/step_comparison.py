@@ -211,13 +211,13 @@ def compare_int8(
             for name, tally in tallies.items()
         ),
         samples,
-        tuple(map(_told, in_float)),
-        tuple(map(_told, missed(model, in_float))),
+        tuple(map(_op_text, in_float)),
+        tuple(map(_op_text, missed(model, in_float))),
         () if meter is None else meter.layers(),
     )
 
 
-def _told(op: LiteOp) -> str:
+def _op_text(op: LiteOp) -> str:
     return f"{op.kind} '{op.result}'"
 
 

@@ -27,6 +27,7 @@ import tensorflow as tf
 from geutil.errors import QuantizeError
 from geutil.graph import creation
 from geutil.graph.types import Graph, Operation, Tensor
+from geutil.quantize import spec
 from geutil.quantize.calibration.ranges import (
     format_of_simulation,
     frozen,
@@ -36,13 +37,7 @@ from geutil.quantize.calibration.ranges import (
 )
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.network import live_simulations
-from geutil.quantize.spec import (
-    BLOCK_MOVES,
-    FEWEST_ROUNDED,
-    Range,
-    block_of,
-    with_stored_steps,
-)
+from geutil.quantize.spec import BLOCK_MOVES, Range
 from geutil.tflite import LiteGraph, LiteOp, LiteTensor, Quantization
 from geutil.tflite.op_names import called, sources_of
 from geutil.tflite.parts import Array
@@ -184,7 +179,7 @@ def pack_weights(graph: LiteGraph) -> None:
 
 
 def _takes_4_bits(op: LiteOp, tensor: LiteTensor, value: Array) -> bool:
-    """Tell whether an op reads weights of 4 bits, and loses no time by that."""
+    """Return whether an op reads weights of 4 bits, and loses no time by that."""
     if op.kind == "DEQUANTIZE":
         return True
     if op.kind not in _INT4_VERSIONS or op.inputs[_WEIGHTS] is not tensor:
@@ -232,7 +227,7 @@ def _reason_in_float(
     if not is_layer or kind not in _HYBRID_VERSIONS:
         return f"TFLite has no kernel for {kind} that rounds data as it runs", False
     count = int(np.prod(stored[_WEIGHTS].sizes))
-    if count < FEWEST_ROUNDED:
+    if count < spec.FEWEST_ROUNDED:
         few = f"with {count} weights"
         return f"{few}, rounding data as it runs takes longer than it saves", True
     return None
@@ -263,7 +258,7 @@ class BlockMatrix:
 
 def in_blocks(graph: Graph) -> list[Operation]:
     """Return the FakeQuant ops of a graph whose columns are blocks."""
-    return [op for op in live_simulations(graph) if block_of(op) is not None]
+    return [op for op in live_simulations(graph) if spec.block_of(op) is not None]
 
 
 def block_matrices(graph: Graph) -> list[BlockMatrix]:
@@ -288,7 +283,7 @@ def _matrix(
     """Return the matrix of a FakeQuant op, which makes [block, blocks * outputs]."""
     form = format_of_simulation(op)
     low, high = (np.asarray(end, np.float32) for end in simulated_ends(op, ranges))
-    if not np.array_equal((low, high), with_stored_steps(Range(low, high), form)):
+    if not np.array_equal((low, high), spec.with_stored_steps(Range(low, high), form)):
         raise QuantizeError(
             f"the ranges of '{op.name}' have steps that are no float16 numbers, which "
             "a file cannot store; set them with geutil.quantize.calibrate, or round "
@@ -374,7 +369,7 @@ class _Storing:
         return set(self._stored)
 
     def _moves(self, op: LiteOp) -> bool:
-        """Tell whether an op only marks or moves weights, and follow them."""
+        """Return whether an op only marks or moves weights, and follow them."""
         if not op.reads:
             return False
         source, result = op.reads[0], op.outputs[0]

@@ -1,28 +1,318 @@
-"""Simulated quantization of single tensors: as a graph is built, and behind an op."""
+"""The functions of tf.contrib.quantize: rewriters of graphs, quantizers of tensors.
+
+The rewriters fold the batch norms of a graph, then simulate its quantization. The
+quantizers are called as a graph is built, or insert one FakeQuant op behind an op.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
 
+from geutil.batchnorm import FoldReport, fold_batch_norms
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import types
 from geutil.graph.resource_variables import step_counter_of
-from geutil.graph.types import Graph, Operation, Tensor, require_op
-from geutil.quantize import insertion, range_variables
-from geutil.quantize.insertion import Mode
-from geutil.quantize.planning.draft_points import Point, RangeGroup
+from geutil.graph.types import Graph, Operation, Tensor, require_graph, require_op
+from geutil.quantize import fake_quants, simulation, spec
+from geutil.quantize.planning import network
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS
-from geutil.quantize.planning.network import quantized_value
-from geutil.quantize.range_variables import NewRange, Pair, RangeVariables
-from geutil.quantize.report import Skipped
-from geutil.quantize.spec import Format, Range, check_bits, check_decay, checked_ends
+from geutil.quantize.report import QuantizeReport, Skipped
+from geutil.quantize.spec import Format, QuantizeChoices, checked_delay, checked_ends
 from geutil.rewrite.liveness import undone_on_error
+from geutil.select import names
+from geutil.select.networks.batch_norms import fused_norm
+
+
+@dataclass(frozen=True, eq=False)
+class RewriteReport:
+    """The report of a rewriter.
+
+    Attributes:
+        folds: every batch norm, folded or refused with the reason.
+        quantization: every op that computes with data, quantized or not.
+    """
+
+    folds: FoldReport
+    quantization: QuantizeReport
+
+    def __str__(self) -> str:
+        return f"{self.folds}\n{self.quantization}"
+
+    @property
+    def variables(self) -> Mapping[str, Any]:
+        """The variables of the ranges by name: `<range>/min`, `/max` and `/learnt`."""
+        return self.quantization.variables
+
+    @property
+    def step(self) -> Any:
+        """The variable that counts the training steps, where one does."""
+        step = self.quantization.step
+        return self.folds.step if step is None else step
+
+    def tensor(self, tensor: Tensor) -> Tensor:
+        """Return the tensor to fetch, or to return, instead of another one.
+
+        This is its quantized version; for a folded fused batch norm, that of the folded
+        layer.
+        """
+        return self.quantization.tensor(self._folded(tensor))
+
+    def _folded(self, tensor: Tensor) -> Tensor:
+        op = tensor.op
+        if fused_norm(op) is None or tensor is not op.outputs[0]:
+            return tensor
+        into = [fold.into for fold in self.folds.folded if fold.norm == op.name]
+        return op.graph.get_operation_by_name(into[0]).outputs[0] if into else tensor
+
+
+@tf.autograph.experimental.do_not_convert
+def create_training_graph(
+    input_graph: Graph | None = None,
+    quant_delay: int = 0,
+    *,
+    statistics: str = "exact",
+) -> RewriteReport:
+    """Rewrite a graph for training with simulated quantization, in place.
+
+    Batch norms are folded as `geutil.batchnorm.fold_batch_norms` does in training, and
+    never switch to their moving statistics; then FakeQuant ops are inserted as by
+    `geutil.quantize.quantize`, whose ranges are learnt in every step. Call it when the
+    graph is complete and has no gradients yet. A second call changes nothing.
+
+    Args:
+        input_graph: the graph; None is the default one, which may be the FuncGraph of
+            a function that is being traced.
+        quant_delay: the training step, counted from 1, from which on values are
+            rounded. Let a network that is trained from scratch converge first.
+        statistics: the source of the batch's statistics: "exact" runs each layer
+            twice, "one_pass" once; see `geutil.batchnorm.fold_batch_norms`.
+
+    Returns:
+        The folded and quantized ops, and the others with the reason.
+
+    Raises:
+        ArgumentTypeError: an argument is of another type.
+        QuantizeError: the delay is negative, or the graph holds gradients or optimizer
+            ops; nothing is changed.
+        FoldError: there are no such statistics.
+        StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in ops and edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.quantize import create_training_graph
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.compat.v1.placeholder(tf.float32, [None, 8], "x")
+        ...     weights = tf.compat.v1.get_variable("weights", [8, 2])
+        ...     y = tf.nn.relu(tf.matmul(x, weights, name="dense"), name="relu")
+        >>> report = create_training_graph(graph, quant_delay=1000)
+        >>> report.tensor(y).name, report.quantization.coverage
+        ('dense/act_quant/SelectV2:0', 1.0)
+    """
+    return _training_graph(
+        input_graph, QuantizeChoices(), quant_delay, None, statistics
+    )
+
+
+@tf.autograph.experimental.do_not_convert
+def create_eval_graph(input_graph: Graph | None = None) -> RewriteReport:
+    """Rewrite a graph for evaluation with simulated quantization, in place.
+
+    Batch norms at inference are folded, and FakeQuant ops are inserted that read their
+    ranges from variables. These have the same names as in the training graph built by
+    the same code, so its checkpoint restores them. A second call changes nothing.
+
+    Args:
+        input_graph: the graph; None is the default one.
+
+    Returns:
+        The folded and quantized ops, and the others with the reason.
+
+    Raises:
+        ArgumentTypeError: `input_graph` is not a graph.
+        QuantizeError: the graph holds gradients or optimizer ops; nothing is changed.
+        StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in ops and edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.quantize import create_eval_graph
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.compat.v1.placeholder(tf.float32, [None, 8], "x")
+        ...     weights = tf.compat.v1.get_variable("weights", [8, 2])
+        ...     y = tf.nn.relu(tf.matmul(x, weights, name="dense"), name="relu")
+        >>> report = create_eval_graph(graph)
+        >>> list(report.variables)[:2]
+        ['dense/weights_quant/min', 'dense/weights_quant/max']
+    """
+    return _eval_graph(input_graph, QuantizeChoices())
+
+
+@tf.autograph.experimental.do_not_convert
+def experimental_create_training_graph(
+    input_graph: Graph | None = None,
+    weight_bits: int = 8,
+    activation_bits: int = 8,
+    symmetric: bool = True,
+    quant_delay: int = 0,
+    freeze_bn_delay: int | None = None,
+    scope: str | None = None,
+    *,
+    statistics: str = "exact",
+) -> RewriteReport:
+    """Rewrite a graph like `create_training_graph`, with more options.
+
+    Args:
+        input_graph: the graph; None is the default one.
+        weight_bits: bits of weights, 2 to 16.
+        activation_bits: bits of activations, 2 to 16.
+        symmetric: whether ranges of weights are symmetric and narrow, as TFLite
+            requires: it converts others, but refuses to allocate tensors. This is why
+            it is the default, unlike in tf.contrib.quantize. Ranges of activations are
+            always asymmetric.
+        quant_delay: the training step, counted from 1, from which on values are
+            rounded.
+        freeze_bn_delay: the training step, counted from 1, from which on batch norms
+            use their moving statistics, as in the eval graph. None never does; a number
+            fits one network and batch size only. A good choice is some time before the
+            end of training, when the averages have converged.
+        scope: the name scope in which to fold and quantize; None is the whole graph.
+        statistics: the source of the batch's statistics: "exact" runs each layer
+            twice, "one_pass" once; see `geutil.batchnorm.fold_batch_norms`.
+
+    Returns:
+        The folded and quantized ops, and the others with the reason.
+
+    Raises:
+        ArgumentTypeError: an argument is of another type.
+        QuantizeError: a number is out of range, or the graph holds gradients or
+            optimizer ops; nothing is changed.
+        FoldError: `freeze_bn_delay` is negative, or there are no such statistics.
+        StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in ops and edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.quantize import experimental_create_training_graph
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.compat.v1.placeholder(tf.float32, [None, 8], "x")
+        ...     weights = tf.compat.v1.get_variable("weights", [8, 2])
+        ...     y = tf.nn.relu(tf.matmul(x, weights, name="dense"), name="relu")
+        >>> report = experimental_create_training_graph(graph, weight_bits=4)
+        >>> print(report.quantization.quantized[1].weights)
+        4 bits, symmetric, per channel
+    """
+    scopes = (scope,) if scope else None
+    choices = QuantizeChoices(weight_bits, activation_bits, symmetric, scope=scopes)
+    return _training_graph(
+        input_graph, choices, quant_delay, freeze_bn_delay, statistics
+    )
+
+
+@tf.autograph.experimental.do_not_convert
+def experimental_create_eval_graph(
+    input_graph: Graph | None = None,
+    weight_bits: int = 8,
+    activation_bits: int = 8,
+    symmetric: bool = True,
+    quant_delay: int | None = None,
+    scope: str | None = None,
+) -> RewriteReport:
+    """Rewrite a graph like `create_eval_graph`, with more options.
+
+    Args:
+        input_graph: the graph; None is the default one.
+        weight_bits: bits of weights, 2 to 16.
+        activation_bits: bits of activations, 2 to 16.
+        symmetric: whether weight ranges are symmetric and narrow, as TFLite requires.
+        quant_delay: None or 0: an eval graph counts no steps, and always quantizes.
+        scope: the name scope in which to fold and quantize; None is the whole graph.
+
+    Returns:
+        The folded and quantized ops, and the others with the reason.
+
+    Raises:
+        ArgumentTypeError: an argument is of another type.
+        QuantizeError: a number is out of range, there is a delay, or the graph holds
+            gradients or optimizer ops; nothing is changed.
+        StaleGraphError, FinalizedGraphError: an edit would have no effect, or is
+            forbidden.
+
+    Cost: linear in ops and edges.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> from geutil.quantize import experimental_create_eval_graph
+        >>> with tf.Graph().as_default() as graph:
+        ...     x = tf.compat.v1.placeholder(tf.float32, [None, 8], "x")
+        ...     y = tf.nn.relu(tf.matmul(x, tf.ones([8, 2]), name="dense"))
+        >>> report = experimental_create_eval_graph(graph, activation_bits=16)
+        >>> print(report.quantization.quantized[1].result)
+        16 bits, symmetric
+    """
+    checked_delay(quant_delay, is_training=False)
+    scopes = (scope,) if scope else None
+    choices = QuantizeChoices(weight_bits, activation_bits, symmetric, scope=scopes)
+    return _eval_graph(input_graph, choices)
+
+
+def _training_graph(
+    graph: Any, choices: QuantizeChoices, delay: Any, freeze: Any, statistics: str
+) -> RewriteReport:
+    delay = checked_delay(delay, is_training=True)
+    graph = _graph_or_default(graph)
+    with undone_on_error(graph):
+        folds = fold_batch_norms(
+            graph,
+            is_training=True,
+            freeze_batch_norm_delay=freeze,
+            statistics=statistics,
+            scope=_scope(choices),
+        )
+        return RewriteReport(folds, _quantized(graph, choices, delay, is_training=True))
+
+
+def _eval_graph(graph: Any, choices: QuantizeChoices) -> RewriteReport:
+    graph = _graph_or_default(graph)
+    with undone_on_error(graph):
+        folds = fold_batch_norms(graph, scope=_scope(choices))
+        return RewriteReport(folds, _quantized(graph, choices, 0, is_training=False))
+
+
+def _quantized(
+    graph: Graph, choices: QuantizeChoices, delay: int, *, is_training: bool
+) -> QuantizeReport:
+    # The old rewriters put FakeQuant ops on products wherever they are.
+    scopes = names.scopes_meant([graph], _scope(choices))
+    choices = replace(choices, scope=scopes, products_at_end=True)
+    mode = spec.Mode(is_training, delay, None)
+    return simulation.quantize_by(graph, choices, mode)
+
+
+def _scope(choices: QuantizeChoices) -> str | None:
+    return None if choices.scope is None else choices.scope[0]
+
+
+def _graph_or_default(graph: Any) -> Graph:
+    """Return the graph to rewrite, which has no gradients yet."""
+    if graph is None:
+        graph = tf.compat.v1.get_default_graph()
+    require_graph(graph)
+    network.refuse_training_ops(graph)
+    return graph
+
 
 Variables = MutableMapping[str, Any] | None
 
@@ -92,10 +382,10 @@ def last_value_quantize(
         _,
     ):
         if is_training:
-            ends = range_variables.last_value([inputs], handles, form)
+            ends = fake_quants.assign(handles, fake_quants.ends_of([inputs], form))
         else:
-            ends = range_variables.read(handles)
-        return range_variables.fake_quant(inputs, ends, form)
+            ends = fake_quants.read(handles)
+        return fake_quants.fake_quant(inputs, ends, form)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -117,7 +407,7 @@ def moving_avg_quantize(
     """Quantize a tensor in a moving average of its ranges, as for activations.
 
     In training each step moves the range towards that of the tensor, and quantizes in
-    the new range; see `geutil.quantize.range_variables` for the formula. The initial
+    the new range; see `geutil.quantize.fake_quants` for the formula. The initial
     range does not matter: the first step uses that of its tensor. Otherwise the stored
     range is used.
 
@@ -162,19 +452,18 @@ def moving_avg_quantize(
         {'MovingAvgQuantize/min': -2.0, 'MovingAvgQuantize/max': 8.0, \
 'MovingAvgQuantize/learnt': 0.5}
     """
-    check_decay(ema_decay)
+    spec.check_decay(ema_decay)
     form = _format(inputs, per_channel, num_bits, symmetric, narrow_range)
     initial = checked_ends(init_min, init_max)
     with _range(
         inputs, name_prefix, form, initial, vars_collection, variables, is_training
     ) as (handles, learnt):
         if is_training:
-            _, ends = range_variables.moving_average(
-                [inputs], handles, learnt, form, ema_decay
-            )
+            batch = fake_quants.ends_of([inputs], form)
+            _, ends = fake_quants.moving_average(batch, handles, learnt, ema_decay)
         else:
-            ends = range_variables.read(handles)
-        return range_variables.fake_quant(inputs, ends, form)
+            ends = fake_quants.read(handles)
+        return fake_quants.fake_quant(inputs, ends, form)
 
 
 @tf.autograph.experimental.do_not_convert
@@ -218,7 +507,7 @@ def fixed_quantize(
     form = _format(inputs, False, num_bits, False, narrow_range)
     ends = checked_ends(init_min, init_max, stays=True)
     with tf.name_scope(scope or "FixedQuantize"):
-        return range_variables.fixed_fake_quant(inputs, ends, form)
+        return fake_quants.fixed_fake_quant(inputs, ends, form)
 
 
 @contextmanager
@@ -230,18 +519,20 @@ def _range(
     collection: str | None,
     variables: Variables,
     averages: bool = False,
-) -> Iterator[tuple[Pair, Any]]:
+) -> Iterator[tuple[fake_quants.Pair, Any]]:
     """Make the variables of a range; ops of the block get its name scope."""
     # Yields the handles of its ends, and that of the count of a moving average.
     graph: Graph = inputs.graph
     scope = types.scope_finalize(graph.get_name_scope())
     name = types.absolute_unique_name(graph, f"{scope}{prefix}")
     variable_by_name = {} if variables is None else variables
-    ranges = RangeVariables(graph, variable_by_name, collection)
+    ranges = fake_quants.RangeVariables(graph, variable_by_name, collection)
     shape = tuple(inputs.shape.as_list()[axis] for axis in form.axes)
     ranges.check(name, shape)
     device = str(inputs.op.device)
-    ranges.make([NewRange(name, shape, Range(*initial), averages, device)])
+    ranges.make(
+        [fake_quants.NewRange(name, shape, spec.Range(*initial), averages, device)]
+    )
     handles, learnt = ranges.handles(name), ranges.learnt(name) if averages else None
     variable_by_name.update(ranges.by_name)
     # The variables have ops of this scope, too: one that ends in a slash is not made
@@ -265,7 +556,7 @@ def _format(
             f"'{inputs.name}' is of another graph than the default one; call this in "
             "`with tensor.graph.as_default():`"
         )
-    check_bits(bits, "num_bits")
+    spec.check_bits(bits, "num_bits")
     return Format(
         bits, symmetric, narrow_range, _channels(inputs) if per_channel else ()
     )
@@ -395,11 +686,11 @@ def insert_quant_op(
     group = _group(
         init_min, init_max, moving_avg, ema_decay, Format(bits, False, narrow_range)
     )
-    mode = Mode(is_training, insertion.checked_delay(quant_delay, is_training))
+    mode = spec.Mode(is_training, checked_delay(quant_delay, is_training))
     graph: Graph = producer.graph
-    insertion.refuse_training_ops(graph)
-    insertion.refuse_mesh(graph)
-    quantized_tensor = quantized_value(producer.outputs[0])
+    network.refuse_training_ops(graph)
+    network.refuse_mesh(graph)
+    quantized_tensor = network.quantized_value(producer.outputs[0])
     reason = _reason(producer, quantized_tensor, producer_scope)
     if reason:
         return InsertReport(quantized_tensor, skipped=(_skipped(producer, reason),))
@@ -417,15 +708,15 @@ def insert_quant_op(
         group.name = types.unused_name(
             graph, f"{types.scope_finalize(context or '')}{name}"
         )
-        point = Point(
+        point = fake_quants.Point(
             producer.outputs[0],
             group.name,
             group,
-            insertion.edges_to(producer.outputs[0], readers_in_scope),
+            simulation.edges_to(producer.outputs[0], readers_in_scope),
         )
         group.points.append(point)
-        ranges = RangeVariables(graph, {}, vars_collection)
-        quantized_by_tensor = insertion.insert(graph, [group], mode, ranges)
+        ranges = fake_quants.RangeVariables(graph, {}, vars_collection)
+        quantized_by_tensor = simulation.insert(graph, [group], mode, ranges)
     counter = step_counter_of(graph)
     return InsertReport(
         quantized_by_tensor[point.tensor],
@@ -467,11 +758,11 @@ def _checked_ends(
 
 def _group(
     low: float, high: float, moving_avg: bool, decay: float, form: Format
-) -> RangeGroup:
-    check_bits(form.bits)
-    check_decay(decay)
+) -> fake_quants.RangeGroup:
+    spec.check_bits(form.bits)
+    spec.check_decay(decay)
     initial = checked_ends(low, high)
-    return RangeGroup("", form, not moving_avg, decay, initial)
+    return fake_quants.RangeGroup("", form, not moving_avg, decay, initial)
 
 
 def _reason(producer: Operation, there: Tensor | None, scope: str | None) -> str:

@@ -71,7 +71,7 @@ def rows_of(layer: Layer) -> RowsOfLayer | str:
 
 
 def reads_in_order(layer: Layer) -> bool:
-    """Tell whether data and weights of a product count inputs in the same order."""
+    """Return whether data and weights of a product count inputs in the same order."""
     if layer.op.type != "Einsum":
         return True
     of_data, of_weights, _ = _labels(layer)

@@ -23,6 +23,7 @@ from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.calibration.ranges import RangeSite, unquantized
 from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT
+from geutil.quantize.planning.layer_rows import RowsOfLayer, rows_of
 from geutil.quantize.planning.network import (
     CORRECTION,
     Edge,
@@ -31,8 +32,6 @@ from geutil.quantize.planning.network import (
     simulation_of,
     uncorrected_input,
 )
-from geutil.quantize.rounding.layer_rows import RowsOfLayer, rows_of
-from geutil.quantize.rounding.solvers import Grid
 from geutil.quantize.spec import Range, levels, nudged, step
 from geutil.select.networks.layers import Layer
 
@@ -60,6 +59,30 @@ class NotRounded:
 
     def __str__(self) -> str:
         return f"not rounded by data: it {self.reason}"
+
+
+@dataclass(frozen=True, eq=False)
+class Grid:
+    """The values that weights can have: `low + step * k` for k from 0 to `most`."""
+
+    low: Array  # the lowest value of each weight, in the shape of the weights
+    step: Array  # the distance of two values; 0 where all weights of a channel are 0
+    most: int  # the largest k
+
+    def level(self, values: Array, where: Any = ...) -> Array:
+        """Return the k of the values nearest to given ones, as floats."""
+        step = self.step[where]
+        safe = np.where(step > 0, step, np.float32(1.0))
+        levels = np.floor((values - self.low[where]) / safe + np.float32(0.5))
+        return np.clip(levels, 0, self.most)
+
+    def value(self, levels: Array, where: Any = ...) -> Array:
+        """Return the values of levels."""
+        return self.low[where] + self.step[where] * levels
+
+    def nearest(self, values: Array, where: Any = ...) -> Array:
+        """Return the values nearest to given ones."""
+        return self.value(self.level(values, where), where)
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,26 +15,8 @@ import numpy as np
 
 from geutil.errors import ArgumentTypeError, MissingExtraError, QuantizeError, Words
 from geutil.graph.types import type_name
-from geutil.quantize.bits.bit_plan import (
-    BitOption,
-    BitPlan,
-    CurvePoint,
-    LayerBits,
-    decibels,
-    overrides_of,
-)
-from geutil.quantize.bits.weights import (
-    BYTE,
-    Bits,
-    FloatNetwork,
-    Metric,
-    Outputs,
-    SwitchedNetwork,
-    checked_bits,
-    find_weights,
-    measured_options,
-    outputs_of,
-)
+from geutil.quantize import bit_plans
+from geutil.quantize.bit_plans import BitOption, BitPlan, Bits, CurvePoint, Metric
 
 Table = Sequence[Sequence[float]]
 """A number for each option of each item."""
@@ -48,7 +30,7 @@ def least_noise(sizes: Sizes, noises: Table, budget: int) -> list[int] | None:
     """Return the choice of least noise within a budget.
 
     Example:
-        >>> from geutil.quantize.bits.bit_search import least_noise
+        >>> from geutil.quantize.bit_search import least_noise
         >>> sizes, noises = [[4, 8], [2, 4]], [[3.0, 1.0], [9.0, 1.0]]
         >>> least_noise(sizes, noises, 9), least_noise(sizes, noises, 5)
         ([0, 1], None)
@@ -75,7 +57,7 @@ def least_size(sizes: Sizes, noises: Table, limit: float) -> list[int] | None:
     """Return the choice of least size whose noise keeps a limit.
 
     Example:
-        >>> from geutil.quantize.bits.bit_search import least_size
+        >>> from geutil.quantize.bit_search import least_size
         >>> least_size([[4, 8], [2, 4]], [[3.0, 1.0], [9.0, 1.0]], limit=5.0)
         [0, 1]
     """
@@ -154,7 +136,7 @@ _MORE = 0.99
 class _Assembled(NamedTuple):
     """The outputs and noise of a network that `quantize` made."""
 
-    outputs: list[Outputs]
+    outputs: list[bit_plans.Outputs]
     noise: float
 
 
@@ -162,29 +144,35 @@ class BitSearch:
     """The search for the bits of the layers of a network."""
 
     def __init__(
-        self, subject: FloatNetwork, bits: tuple[int, ...], batches: int
+        self, subject: bit_plans.FloatNetwork, bits: tuple[int, ...], batches: int
     ) -> None:
         self._subject = subject
         self._bits = bits
         # In 8 bits; what is fed gives the layers others.
         model, report = subject.assembled({})
-        self._layers, self._left = find_weights(model, report)
+        self._layers, self._left = bit_plans.find_weights(model, report)
         if not self._layers:
             why = "".join(f"; '{op}' {reason}" for op, reason in self._left[:1])
             raise QuantizeError(
                 f"no layer of the model has weights that can be quantized{why}"
             )
         self._count = min(batches, len(subject.samples))
-        self._network = SwitchedNetwork(model, self._layers, bits, subject.samples)
+        self._network = bit_plans.SwitchedNetwork(
+            model, self._layers, bits, subject.samples
+        )
         self._noise_by_bits: dict[Bits, float] = {}
         self._assembled_by_bits: dict[Bits, _Assembled] = {}
         scheme = subject.scheme
-        self._options = measured_options(self._network, bits, scheme, self._count)
+        self._options = bit_plans.measured_options(
+            self._network, bits, scheme, self._count
+        )
         self._usable = [_usable(row) for row in self._options]
         self._sizes = [[option.size for option in row] for row in self._usable]
         # The bytes of all weights in 8 bits.
-        self.int8_size = sum(la.stored_bytes(BYTE, scheme) for la in self._layers)
-        self._int8_noise = self._noise((BYTE,) * len(self._layers))
+        self.int8_size = sum(
+            la.stored_bytes(bit_plans.BYTE, scheme) for la in self._layers
+        )
+        self._int8_noise = self._noise((bit_plans.BYTE,) * len(self._layers))
         self._added = [
             [option.together - self._int8_noise for option in row]
             for row in self._usable
@@ -196,7 +184,7 @@ class BitSearch:
         if chosen is None:
             least = sum(map(min, self._sizes))
             raise QuantizeError(
-                f"no choice of {self._told} bits takes {most:,} bytes of weights or "
+                f"no choice of {self._named} bits takes {most:,} bytes of weights or "
                 f"less: the smallest takes {least:,}, which is "
                 f"{least / self.int8_size:.1%} of what 8 bits take; pass as much, or "
                 "allow fewer bits"
@@ -230,9 +218,9 @@ class BitSearch:
         if reached <= limit:
             return quietest
         raise QuantizeError(
-            f"no choice of {self._told} bits was found that reaches {wanted:g} dB of "
-            f"signal to noise: the best has {decibels(reached):.2f} dB; ask for less, "
-            "or allow more bits"
+            f"no choice of {self._named} bits was found that reaches {wanted:g} dB of "
+            f"signal to noise: the best has {bit_plans.decibels(reached):.2f} dB; ask "
+            "for less, or allow more bits"
         )
 
     def _smallest(self, limit: float, quietest: Bits) -> Bits:
@@ -290,7 +278,7 @@ class BitSearch:
                 return bits
         most = max(map(score, choices))
         raise QuantizeError(
-            f"no choice of {self._told} bits was found that loses {loss:g} at most of "
+            f"no choice of {self._named} bits was found that loses {loss:g} at most of "
             f"{in_float:.6g}: the best keeps {most:.6g}; allow a loss of "
             f"{max(in_float - most, 0.0):.6g}, or more bits"
         )
@@ -317,8 +305,8 @@ class BitSearch:
                 for layer, each in zip(self._layers, bits, strict=True)
                 for op in layer.ops
             }
-            model, _ = self._subject.assembled(overrides_of(by_op))
-            outputs = outputs_of(model, self._subject.samples)
+            model, _ = self._subject.assembled(bit_plans.overrides_of(by_op))
+            outputs = bit_plans.outputs_of(model, self._subject.samples)
             noise = self._network.noise_of(outputs[: self._count])
             self._assembled_by_bits[bits] = _Assembled(outputs, noise)
         return self._assembled_by_bits[bits]
@@ -334,7 +322,7 @@ class BitSearch:
             before, after = (self._subject.score(o, accuracy[0]) for o in both)
             scores = before, after
         entries = tuple(
-            LayerBits(layer.ops, layer.op_type, layer.count, each, options)
+            bit_plans.LayerBits(layer.ops, layer.op_type, layer.count, each, options)
             for layer, each, options in zip(
                 self._layers, bits, self._options, strict=True
             )
@@ -369,7 +357,7 @@ class BitSearch:
         return tuple(points)
 
     @property
-    def _told(self) -> str:
+    def _named(self) -> str:
         return ", ".join(map(str, self._bits))
 
     def _bits_of(self, chosen: Sequence[int]) -> Bits:
@@ -499,12 +487,14 @@ def choose_bits(
         >>> report = quantize(m, is_training=False, overrides=plan.overrides)
     """
     _check_budget(size, noise, accuracy)
-    chosen_bits = checked_bits(bits, scheme)
+    chosen_bits = bit_plans.checked_bits(bits, scheme)
     if type(batches) is not int or batches < 1:
         raise QuantizeError(
             f"batches={batches!r} is no number of batches: pass 1 or more"
         )
-    search = BitSearch(FloatNetwork(model, data, scheme, method), chosen_bits, batches)
+    search = BitSearch(
+        bit_plans.FloatNetwork(model, data, scheme, method), chosen_bits, batches
+    )
     if noise is not None:
         chosen, budget = search.within_noise(noise), f"{noise:g} dB of signal to noise"
     elif accuracy is not None:

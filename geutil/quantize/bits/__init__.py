@@ -1,1 +1,0 @@
-"""Bits of weights, chosen layer by layer under a budget."""

@@ -1,1 +1,0 @@
-"""Rounding of weights by a layer's results on data."""
