@@ -44,10 +44,10 @@ if typing.TYPE_CHECKING:
     from geutil.model.core import ModelFunction
     from geutil.model.files.inspect_files import inspect
     from geutil.model.files.inspection import Inspection, TFLiteInspection
+    from geutil.model.inference_form import Stripped, StripReport
     from geutil.model.model import Body, Model
     from geutil.model.opener import from_tflite, open
     from geutil.model.sources.tflite_files import tflite_kinds
-    from geutil.model.strip_report import Stripped, StripReport
     from geutil.select.names import Layer
     from geutil.select.networks.outputs import Difference
 else:
@@ -69,6 +69,6 @@ else:
             "geutil.capabilities.scan": ("powers",),
             "geutil.select.networks.outputs": ("Difference",),
             "sources.tflite_files": ("tflite_kinds",),
-            "strip_report": ("StripReport", "Stripped"),
+            "inference_form": ("StripReport", "Stripped"),
         },
     )

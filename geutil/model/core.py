@@ -18,10 +18,10 @@ from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor, type_name
 from geutil.lazy import Shown
 from geutil.model import shared_state, to_graph
+from geutil.model.inference_form import StripReport
 from geutil.model.programs import ModelProgram
 from geutil.model.shared_state import SharedState, check_initialized
 from geutil.model.sources.objects import Source, program_of_graph
-from geutil.model.strip_report import StripReport
 from geutil.model.to_graph import GraphParts, make_sink, materialize
 from geutil.select.networks.data import batches, joined, one_batch
 from geutil.select.walks import get_backward_walk_ops

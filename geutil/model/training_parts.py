@@ -28,9 +28,8 @@ from geutil.graph.types import Operation, Tensor, as_list, is_in_scope
 from geutil.graph.walks import closure, data_inputs, node_name, walk
 from geutil.model import inference_form, programs
 from geutil.model.core import EditableModel, M
-from geutil.model.inference_form import Turned
+from geutil.model.inference_form import StripOptions, Stripped, StripReport, Turned
 from geutil.model.programs import ModelProgram, nodes_behind
-from geutil.model.strip_report import StripOptions, Stripped, StripReport
 from geutil.model.to_graph import GraphParts, keep_of, materialize, program_of_parts
 from geutil.rewrite import Any as AnyTensor
 from geutil.rewrite import Match, Op, RewriteReport, Rule, rewrite
