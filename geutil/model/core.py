@@ -17,10 +17,9 @@ from geutil.graph import functions, keras_calls, replicas
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor, type_name
 from geutil.lazy import Shown
-from geutil.model import shared_state, to_graph
+from geutil.model import programs, to_graph
 from geutil.model.inference_form import StripReport
-from geutil.model.programs import ModelProgram
-from geutil.model.shared_state import SharedState, check_initialized
+from geutil.model.programs import ModelProgram, SharedState, check_initialized
 from geutil.model.sources.objects import Source, program_of_graph
 from geutil.model.to_graph import GraphParts, make_sink, materialize
 from geutil.select.networks.data import batches, joined, one_batch
@@ -459,7 +458,7 @@ class EditableModel(Shown):
         )
         program.side_effects = [op.name for op in self._side_effects.control_inputs]
         if checked:
-            shared_state.prune(program)
+            programs.prune(program)
         return program
 
     def derived(

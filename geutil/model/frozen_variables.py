@@ -24,11 +24,10 @@ from geutil.graph.creation import DERIVED
 from geutil.graph.op_types import MERGES
 from geutil.graph.types import Graph, Operation
 from geutil.graph.walks import closure, data_inputs, node_name, short_name, tensor_name
-from geutil.model import handle_values, programs, shared_state
+from geutil.model import handle_values, programs
 from geutil.model.core import EditableModel, M
 from geutil.model.handle_values import Carrier, HandleValue, Version, Versions
-from geutil.model.programs import ModelProgram
-from geutil.model.shared_state import SharedState
+from geutil.model.programs import ModelProgram, SharedState
 from geutil.rewrite.rules.constant_folding import (
     NEVER,
     exact_session,
@@ -351,7 +350,7 @@ def frozen_program(model: EditableModel) -> ModelProgram:
         del program.captures[f"{name}:0"]
     # A variable was read in its turn among the effects; a constant has no such turn.
     program.side_effects = [n for n in program.side_effects if n not in reads]
-    _fold_constants(program, shared_state.prune(program))
+    _fold_constants(program, programs.prune(program))
     library = Library(program.graph_def.library).still_called(program.graph_def.node)
     program.graph_def.library.CopyFrom(library)
     return program
@@ -385,7 +384,7 @@ def _check_initialized(sources: Mapping[str, Captured]) -> None:
         raise ModelError(
             f"the variables {empty[:10]}{more} have no value, so they cannot become "
             "constants",
-            remedy=shared_state.RESTORE,
+            remedy=programs.RESTORE,
         )
 
 

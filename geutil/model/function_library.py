@@ -21,8 +21,7 @@ from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 from geutil.graph.walks import topological_order
 from geutil.model import programs, to_graph
 from geutil.model.core import EditableModel, Inputs, Outputs
-from geutil.model.programs import fresh_name
-from geutil.model.shared_state import SharedState
+from geutil.model.programs import SharedState, fresh_name
 from geutil.model.to_graph import GraphParts
 
 

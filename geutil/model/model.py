@@ -22,7 +22,7 @@ from geutil.model.function_library import (
     FunctionLibrary,
     Functions,
 )
-from geutil.model.shared_state import SharedState, check_copies, restore
+from geutil.model.programs import SharedState, check_copies, restore
 from geutil.model.sources.objects import Source
 from geutil.model.to_graph import GraphParts
 from geutil.select.names import Layer, layers_of

@@ -24,8 +24,13 @@ from geutil.graph.types import (
 from geutil.graph.walks import node_name
 from geutil.model import programs
 from geutil.model.core import EditableModel, M
-from geutil.model.programs import ModelProgram, fresh_name, legal_name, rename_nodes
-from geutil.model.shared_state import SharedState
+from geutil.model.programs import (
+    ModelProgram,
+    SharedState,
+    fresh_name,
+    legal_name,
+    rename_nodes,
+)
 from geutil.select import names
 from geutil.select.queries import select_ops
 

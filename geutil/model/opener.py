@@ -21,8 +21,7 @@ from geutil.graph import functions, keras_calls, replicas, types
 from geutil.model.core import Signatures
 from geutil.model.files import keras_files, proto_files, validation
 from geutil.model.model import Model
-from geutil.model.programs import Ancestor, ModelProgram
-from geutil.model.shared_state import SharedState
+from geutil.model.programs import Ancestor, ModelProgram, SharedState
 from geutil.model.sources import graph_defs, objects
 from geutil.model.sources.graph_defs import Ends
 from geutil.model.sources.objects import DEFAULT_SIGNATURE, Source

@@ -40,9 +40,8 @@ from geutil.graph.walks import (
     tensor_name,
     topological_order,
 )
-from geutil.model import programs, shared_state
-from geutil.model.programs import ModelProgram, fresh_name
-from geutil.model.shared_state import SharedState
+from geutil.model import programs
+from geutil.model.programs import ModelProgram, SharedState, fresh_name
 from geutil.model.sources.objects import program_of_graph
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform import custom_gradients, transformer
@@ -145,7 +144,7 @@ def materialize(
     """Make an editable graph of a program."""
     _check_ends(program, what)
     program = replace(program)
-    shared_state.prune(program)
+    programs.prune(program)
     _forget_defaults(program)
     graph_def = program.graph_def
     outputs = {name: tensor_name(t) for name, t in program.outputs.items()}
@@ -167,12 +166,12 @@ def materialize(
     program = replace(
         program, graph_def=graph_def, outputs=outputs, side_effects=effects
     )
-    shared_state.prune(program, origins)
+    programs.prune(program, origins)
     graph_def = program.graph_def
     sink = graph_def.node.add(op="NoOp", input=[f"^{name}" for name in effects])
     sink.name = programs.fresh_name(programs.nodes_by_name(graph_def), SIDE_EFFECTS)
     graph, stand_ins = _imported(graph_def, program.captures, what)
-    shared_state.carry_closures(graph, graph_def.node, program.ancestors, origins)
+    programs.carry_closures(graph, graph_def.node, program.ancestors, origins)
     keras_calls.set_calls(graph, program.layers)
 
     def tensor(name: str) -> Tensor:

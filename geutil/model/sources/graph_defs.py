@@ -32,8 +32,7 @@ from geutil.graph.walks import node_name, short_name, tensor_name
 from geutil.model import frozen_variables, handle_values, programs
 from geutil.model.files.tensor_checks import UNKNOWN, OpSignatures
 from geutil.model.handle_values import HandleValue, Versions
-from geutil.model.programs import ModelProgram
-from geutil.model.shared_state import SharedState
+from geutil.model.programs import ModelProgram, SharedState
 from geutil.model.sources import v1_variables
 from geutil.model.sources.v1_variables import GraphResource
 

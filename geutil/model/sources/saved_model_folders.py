@@ -21,8 +21,7 @@ from geutil.graph.resource_variables import VariableFacts, variable_facts
 from geutil.graph.types import Graph
 from geutil.model.files import proto_files, validation, wire
 from geutil.model.files.proto_files import PathLike
-from geutil.model.programs import ModelProgram
-from geutil.model.shared_state import holdings_of
+from geutil.model.programs import ModelProgram, holdings_of
 from geutil.model.sources import graph_defs
 from geutil.model.sources.graph_defs import programs_of_graph_def
 from geutil.model.sources.objects import Source, program_of_function

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 from geutil.errors import ModelError, TFLiteError
 from geutil.model import programs
-from geutil.model.programs import ModelProgram
-from geutil.model.shared_state import SharedState
+from geutil.model.programs import ModelProgram, SharedState
 from geutil.model.sources.objects import DEFAULT_SIGNATURE, Source, program_of_graph
 from geutil.model.sources.tflite_ops import (
     ACTIVATIONS,
