@@ -865,9 +865,7 @@ class Model(EditableModel):
             >>> m.compare(unrolled).equal
             True
         """
-        from geutil.model import unrolled_loops
-
-        return unrolled_loops.unroll(self, loops, max_ops)
+        return function_edits.unroll(self, loops, max_ops)
 
     def replace_op(self, ops: Any, replacement: str | Callable[..., Any]) -> Model:
         """Return the model with some ops replaced.
