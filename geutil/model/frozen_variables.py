@@ -23,11 +23,18 @@ from geutil.graph.call_graph import Library
 from geutil.graph.creation import DERIVED
 from geutil.graph.op_types import MERGES
 from geutil.graph.types import Graph, Operation
-from geutil.graph.walks import closure, data_inputs, node_name, short_name, tensor_name
-from geutil.model import handle_values, programs
+from geutil.graph.walks import (
+    closure,
+    control_references,
+    data_inputs,
+    node_name,
+    short_name,
+    tensor_name,
+)
+from geutil.model import programs, variable_nodes
 from geutil.model.core import EditableModel, M
-from geutil.model.handle_values import Carrier, HandleValue, Version, Versions
 from geutil.model.programs import ModelProgram, SharedState
+from geutil.model.variable_nodes import Carrier, HandleValue, Version, Versions
 from geutil.rewrite.rules.constant_folding import (
     NEVER,
     exact_session,
@@ -37,6 +44,15 @@ from geutil.rewrite.rules.constant_folding import (
 )
 from geutil.select.conversions import make_regex
 
+_SUMS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
+_UPDATES = (
+    "Assign",
+    "ResourceApply",
+    "ResourceCountUpTo",
+    "ResourceScatter",
+    "ResourceSparseApply",
+    "ResourceStridedSliceAssign",
+)
 _WRITES = ("Assign", "Resource", "Rng", "Stateful", "Destroy", "CountUpTo")
 
 
@@ -49,8 +65,8 @@ def replace_handles(
     # set, and nothing is kept. If None, they are refused.
     versions = Versions(graph_def.library, changes)
     node_names = {node.name for node in graph_def.node}
-    _, carriers = handle_values.handle_flow(graph_def.node, seeds, in_function=False)
-    reads = {c.node.name for c in carriers if c.node.op in handle_values.READS}
+    _, carriers = variable_nodes.handle_flow(graph_def.node, seeds, in_function=False)
+    reads = {c.node.name for c in carriers if c.node.op in variable_nodes.READS}
     added = _change(graph_def.node, carriers, seeds, node_names, versions, "")
     graph_def.node.extend(added)
     add_versions(graph_def, versions)
@@ -64,7 +80,7 @@ def add_versions(graph_def: Any, versions: Versions) -> None:
         function.CopyFrom(versions.functions[version.function])
         arguments = function.signature.input_arg
         seeds = {arguments[index].name: value for index, value in version.values}
-        handle_values.take_values(function, version)
+        variable_nodes.take_values(function, version)
         values = replace_in_function(function, seeds, versions, version.function)
         _set_results(function, version, values)
 
@@ -75,13 +91,13 @@ def replace_in_function(
     """Put values in the place of handles in a function, in place."""
     used_names = {node.name for node in function.node_def}
     used_names |= {argument.name for argument in function.signature.input_arg}
-    values, carriers = handle_values.handle_flow(
+    values, carriers = variable_nodes.handle_flow(
         function.node_def, seeds, in_function=True
     )
     renamed = {
         short_name(f"{c.node.name}:{output}:0"): f"{c.node.name}:output:0"
         for c in carriers
-        if (output := handle_values.OUTPUT_NAMES.get(c.node.op))
+        if (output := variable_nodes.OUTPUT_NAMES.get(c.node.op))
     }
     where = f" in function '{name}'"
     added = _change(function.node_def, carriers, seeds, used_names, versions, where)
@@ -147,10 +163,10 @@ def _change(
         # Values that are passed on may come from inside a loop; the rest does not.
         waits = [] if short_name(handle) in seeds else [f"^{node_name(handle)}"]
         value = carrier.values.get(0)
-        if versions.changes is not None and value and handle_values.only_changes(node):
+        if versions.changes is not None and value and _only_changes(node):
             op = f"'{node.name}' ({node.op}){where}"
             versions.changes.append(f"{op} changes '{value.variable}'")
-            output = handle_values.turn_into_new_value(node, value, waits)
+            output = _turn_into_new_value(node, value, waits)
             new = f"{node.name}:{output}:0" if where else str(node.name)
             new_values[node.name] = (value.variable, new)
         else:
@@ -163,6 +179,29 @@ def _change(
     return added
 
 
+def _only_changes(node: Any) -> bool:
+    """Return whether a node changes variables, and yields none but the old value."""
+    return node.op.startswith(_UPDATES)
+
+
+def _turn_into_new_value(node: Any, value: HandleValue, waits: Iterable[str]) -> str:
+    """Turn a node that changes a variable into one that computes the new value."""
+    # An update that is no assignment, sum or difference is left out: the old value
+    # stays.
+    if node.op in _SUMS:
+        variable_nodes.set_op_type(node, _SUMS[node.op], T=value.dtype)
+        return "z"
+    data = data_inputs(node.input)
+    controls = control_references(node.input)
+    if node.op == "AssignVariableOp":
+        data = data[1:]
+        controls += [wait for wait in waits if wait not in controls]
+    variable_nodes.set_op_type(node, "Identity", T=value.dtype)
+    del node.input[:]
+    node.input.extend([data[0], *controls])
+    return "output"
+
+
 def _take_values(
     carrier: Carrier,
     waits: Iterable[str],
@@ -172,15 +211,15 @@ def _take_values(
 ) -> list[Any]:
     """Let a node read values or pass them on; return its other control inputs."""
     node = carrier.node
-    if node.op in handle_values.READS:
+    if node.op in variable_nodes.READS:
         (value,) = carrier.values.values()
-        return handle_values.turn_into_value_read(
+        return variable_nodes.turn_into_value_read(
             node, value, fresh, waits=waits, in_function=bool(where)
         )
-    if node.op in handle_values.CALLS:
-        handle_values.pass_values(node, carrier.values, versions)
+    if node.op in variable_nodes.CALLS:
+        variable_nodes.pass_values(node, carrier.values, versions)
     elif node.op == "IdentityN":
-        handle_values.set_types(node, "T", carrier.values)
+        variable_nodes.set_types(node, "T", carrier.values)
         node.attr.pop("_output_shapes", None)
     else:
         (node.attr["T"].type,) = {v.dtype for v in carrier.values.values()}
@@ -238,12 +277,12 @@ def _check(carrier: Carrier, versions: Versions, where: str) -> None:
     """Raise ModelError where an input of a node cannot be a value."""
     node = carrier.node
     op = f"'{node.name}' ({node.op}){where}"
-    if node.op in handle_values.CALLS:
+    if node.op in variable_nodes.CALLS:
         _check_call(carrier, versions, op)
         return
     for index, value in carrier.values.items():
-        if not handle_values.passes(node, index) and (
-            node.op not in handle_values.READS or index > 0
+        if not variable_nodes.passes(node, index) and (
+            node.op not in variable_nodes.READS or index > 0
         ):
             raise ModelError(_refusal(node, value.variable, op))
     if node.op == "Merge":
@@ -268,7 +307,7 @@ def _refusal(node: Any, variable: str, op: str) -> str:
 def _check_call(carrier: Carrier, versions: Versions, op: str) -> None:
     """Refuse a call that passes a variable to a function that cannot take its value."""
     node = carrier.node
-    kind = handle_values.CALLS[node.op]
+    kind = variable_nodes.CALLS[node.op]
     last = max(carrier.values) - kind.offset
     for attribute in kind.functions:
         attr = node.attr[attribute]

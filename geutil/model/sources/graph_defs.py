@@ -29,17 +29,15 @@ from geutil.graph.protos import op_def_of
 from geutil.graph.resource_variables import VariableFacts, uninitialized_variable
 from geutil.graph.types import Graph, is_op, is_tensor, type_name
 from geutil.graph.walks import node_name, short_name, tensor_name
-from geutil.model import frozen_variables, handle_values, programs
+from geutil.model import frozen_variables, programs, variable_nodes
 from geutil.model.files.tensor_checks import UNKNOWN, OpSignatures
-from geutil.model.handle_values import HandleValue, Versions
 from geutil.model.programs import ModelProgram, SharedState
-from geutil.model.sources import v1_variables
-from geutil.model.sources.v1_variables import GraphResource
+from geutil.model.variable_nodes import GraphResource, HandleValue, Versions
 
 _logger = logging.getLogger("geutil")
 _HANDLES = frozenset(t.as_datatype_enum for t in (tf.resource, tf.variant))
 _PASSING = frozenset(
-    (*handle_values.SINGLE_PASSES, *handle_values.LIST_PASSES, "Switch")
+    (*variable_nodes.SINGLE_PASSES, *variable_nodes.LIST_PASSES, "Switch")
 )
 
 
@@ -137,13 +135,13 @@ def _handles_taken(node: Any, signatures: OpSignatures) -> Iterator[tuple[int, s
         return
     if any(argument.is_ref for argument in signature.inputs):
         for index, text in enumerate(node.input):
-            if v1_variables.takes_reference(node, index) and not text.startswith("^"):
+            if variable_nodes.takes_reference(node, index) and not text.startswith("^"):
                 yield index, "VariableV2"
         return
     if (
         any(argument.type in _HANDLES for argument in signature.inputs)
         or node.op in _PASSING
-        or node.op in handle_values.CALLS
+        or node.op in variable_nodes.CALLS
     ):
         try:
             types = signature.input_types(node.attr)
@@ -368,9 +366,9 @@ def programs_of_graph_def(
     # value of a variable from its op's name and node; None where it has none.
     graph_def = _needed(graph_def, signatures.values())
     ends = [t for _, outputs in signatures.values() for t in outputs.values()]
-    values = v1_variables.with_resource_variables(graph_def, ends)
+    values = variable_nodes.with_resource_variables(graph_def, ends)
     put_values(graph_def, frozen, what)
-    assets = {**v1_variables.files_of_tables(graph_def), **(assets or {})}
+    assets = {**variable_nodes.files_of_tables(graph_def), **(assets or {})}
     holdings = SharedState()
     captures: dict[str, Any] = {}
     shared: dict[bytes, tf.Variable] = {}
@@ -381,7 +379,7 @@ def programs_of_graph_def(
                 shared[key] = _variable(node, facts or {}, value_of)
             copy = replicas.first_copy(shared[key])
             captures[f"{node.name}:0"] = copy.handle
-        elif v1_variables.is_table(node):
+        elif variable_nodes.is_table(node):
             resource = _table(graph_def, node, assets, what)
             holdings.resources.append(resource)
             holdings.assets += resource.assets
@@ -414,8 +412,8 @@ def _needed(
     names |= {name for name, node in nodes.items() if node.op in op_types.VARIABLES}
     while True:
         behind = programs.nodes_behind(graph_def, names)
-        tables = (node for node in behind if v1_variables.is_table(node))
-        fills = (v1_variables.initializer_of(graph_def, table) for table in tables)
+        tables = (node for node in behind if variable_nodes.is_table(node))
+        fills = (variable_nodes.initializer_of(graph_def, table) for table in tables)
         names, before = names.union(fill for fill in fills if fill), names
         if names == before:
             return programs.subgraph(graph_def, behind)
@@ -426,7 +424,7 @@ def _table(
 ) -> GraphResource:
     try:
         return GraphResource(
-            graph_def, node, v1_variables.initializer_of(graph_def, node), assets
+            graph_def, node, variable_nodes.initializer_of(graph_def, node), assets
         )
     except tf.errors.OpError as error:
         # Before it come Python's lines that made the node; behind it, its name.
