@@ -38,8 +38,7 @@ if typing.TYPE_CHECKING:
     from geutil.capabilities.scan import powers
     from geutil.errors import ModelError
     from geutil.jobs.batch_report import BatchEntry, BatchReport, BatchStep
-    from geutil.jobs.batches import batch
-    from geutil.jobs.executors import RayExecutor
+    from geutil.jobs.batches import RayExecutor, batch
     from geutil.model.comparison import Comparison
     from geutil.model.core import ModelFunction
     from geutil.model.files.inspect_files import inspect
@@ -56,9 +55,8 @@ else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
         {
-            "geutil.jobs.executors": ("RayExecutor",),
             "geutil.jobs.batch_report": ("BatchEntry", "BatchReport", "BatchStep"),
-            "geutil.jobs.batches": ("batch",),
+            "geutil.jobs.batches": ("RayExecutor", "batch"),
             "comparison": ("Comparison",),
             "core": ("ModelFunction",),
             "files.inspect_files": ("inspect",),
