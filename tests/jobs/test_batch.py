@@ -22,7 +22,7 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geutil import model
+from geutil import child_processes, model
 from geutil.cli import batch_child
 from geutil.cli.commands import app
 from geutil.cli.main import run
@@ -466,7 +466,8 @@ def pass_time_for_what_hangs(patch, marker):
 
     patch.setattr(model_job.ForkedProcess, "wait", wait_and_pass_time)
     clock = SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
-    patch.setattr(model_job, "time", clock)
+    for module in (child_processes, model_job):
+        patch.setattr(module, "time", clock)
 
 
 @pytest.fixture(scope="module")
