@@ -263,7 +263,7 @@ def _before(output: Path) -> dict[str, BatchEntry]:
 
 
 def _holds(old: BatchEntry, new: BatchEntry, output: Path) -> bool:
-    """Tell whether the results of an earlier call are those of this one."""
+    """Return whether the results of an earlier call are those of this one."""
     return (
         old.is_done
         and old.fingerprint == new.fingerprint

@@ -135,7 +135,7 @@ class ForkedProcess(ChildProcess):
 
 
 def _exists(pid: int) -> bool:
-    """Tell whether there is a process of that number; 0 is that of none."""
+    """Return whether there is a process of that number; 0 is that of none."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -179,7 +179,7 @@ class ForkServer:
 
 
 def can_fork() -> bool:
-    """Tell whether there are servers on this system."""
+    """Return whether there are servers on this system."""
     return sys.platform == "linux"
 
 

@@ -41,8 +41,8 @@ if typing.TYPE_CHECKING:
     from geutil.jobs.batches import RayExecutor, batch
     from geutil.model.comparison import Comparison
     from geutil.model.core import ModelFunction
-    from geutil.model.files.inspect_files import inspect
     from geutil.model.files.inspection import Inspection, TFLiteInspection
+    from geutil.model.files.proto_files import inspect
     from geutil.model.inference_form import Stripped, StripReport
     from geutil.model.model import Body, Model
     from geutil.model.opener import from_tflite, open
@@ -59,7 +59,7 @@ else:
             "geutil.jobs.batches": ("RayExecutor", "batch"),
             "comparison": ("Comparison",),
             "core": ("ModelFunction",),
-            "files.inspect_files": ("inspect",),
+            "files.proto_files": ("inspect",),
             "files.inspection": ("Inspection", "TFLiteInspection"),
             "model": ("Body", "Layer", "Model"),
             "opener": ("from_tflite", "open"),

@@ -343,7 +343,7 @@ class Family:
         return [c for c in self.callers if c.is_loop and body_of(c) == entry.name]
 
     def returns_argument(self, caller: Caller) -> bool:
-        """Tell whether a caller returns a variable of a loop for each argument."""
+        """Return whether a caller returns a variable of a loop for each argument."""
         names = {e.name for e in self.entries if self.loops_around(e)}
         return caller.is_loop or not names.isdisjoint(caller.names)
 
@@ -632,7 +632,7 @@ def _elsewhere(graph: Graph) -> str:
 
 
 def _in(caller: Caller, names: Iterable[str]) -> bool:
-    """Tell whether a loop is one of those named, or was in the body of one."""
+    """Return whether a loop is one of those named, or was in the body of one."""
     name = caller.op.name
     return any(name == n or name.startswith(f"{n}/") for n in names)
 

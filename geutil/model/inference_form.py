@@ -225,7 +225,7 @@ def _is_known(name: str) -> bool:
 
 
 def _may_switch(node: Any) -> bool:
-    """Tell whether a placeholder holds one truth value; unknown shapes may be one."""
+    """Return whether a placeholder holds one truth value; unknown shapes may be one."""
     shape = node.attr["shape"].shape
     return node.attr["dtype"].type == tf.bool.as_datatype_enum and not shape.dim
 

@@ -485,12 +485,12 @@ _WRITES = (
 
 
 def _is_training_write(node: Any) -> bool:
-    """Tell whether a node is the step of an optimizer."""
+    """Return whether a node is the step of an optimizer."""
     return bool(node.op.startswith(_TRAINING))
 
 
 def _is_write(node: Any) -> bool:
-    """Tell whether a node changes the variable that its first input is."""
+    """Return whether a node changes the variable that its first input is."""
     return node.op in RANDOM_STATE or node.op.startswith((*_TRAINING, *_WRITES))
 
 

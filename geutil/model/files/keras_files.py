@@ -116,7 +116,7 @@ def _started(file: Path, entries: tuple[str, ...]) -> tuple[int, bytes, bytes]:
 
 
 def _can_fork() -> bool:
-    """Tell whether a copy of this process can read a file."""
+    """Return whether a copy of this process can read a file."""
     # TensorFlow and threads of Python may hold locks, which nobody frees in a copy.
     # numpy has threads of OpenBLAS, which frees its own.
     is_alone = "tensorflow" not in sys.modules and threading.active_count() == 1

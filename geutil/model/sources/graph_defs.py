@@ -342,7 +342,7 @@ def _results(graph_def: Any) -> list[str]:
 
 
 def _has_outputs(op_type: str) -> bool:
-    """Tell whether ops of a type have outputs; a function's call may have."""
+    """Return whether ops of a type have outputs; a function's call may have."""
     definition = op_def_of(op_type)
     return definition is None or bool(definition.output_arg)
 

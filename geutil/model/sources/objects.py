@@ -183,7 +183,7 @@ class KerasWeight:
 
 
 def is_keras_model(source: Any) -> bool:
-    """Tell whether `source` is a model of Keras or of tf_keras."""
+    """Return whether `source` is a model of Keras or of tf_keras."""
     return _library_of(source) is not None
 
 

@@ -584,7 +584,7 @@ def dtype_of(tensor: LiteTensor) -> tf.DType:
 
 
 def same_steps(one: LiteTensor, other: LiteTensor) -> bool:
-    """Tell whether the integers of two tensors stand for the same numbers."""
+    """Return whether the integers of two tensors stand for the same numbers."""
     return one.dtype == other.dtype and one.quantization == other.quantization
 
 

@@ -67,7 +67,7 @@ class Call:
         return self.around.tensor(self.source(place), is_learned)
 
     def has(self, place: int) -> bool:
-        """Tell whether there is an input at a place."""
+        """Return whether there is an input at a place."""
         return place < len(self.op.inputs) and self.op.inputs[place] is not None
 
     def source(self, place: int) -> LiteTensor:
