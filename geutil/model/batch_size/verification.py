@@ -41,7 +41,7 @@ def eps(dtype: Any) -> float:
 
 
 def same_bits(a: Array, b: Array) -> bool:
-    """Return whether two arrays are equal to the bit, NaNs of any kind among them."""
+    """Return whether two arrays are the same but for signs of zero and NaN payloads."""
     return a.dtype == b.dtype and distance(a, b) == 0.0
 
 
