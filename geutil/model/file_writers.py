@@ -333,8 +333,7 @@ def _new_names(
     names = dict(ends)
     for node in graph_def.node:
         if node.name in reserved and node.name not in ends:
-            names[node.name] = programs.fresh_name(used_names, node.name)
-            used_names.add(names[node.name])
+            names[node.name] = programs.take_name(used_names, node.name)
     return names
 
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -149,12 +150,7 @@ def _change(
     where: str,
 ) -> list[Any]:
     """Change the nodes that read handles; return the nodes that they need besides."""
-
-    def fresh(name: str) -> str:
-        name = programs.fresh_name(used_names, name)
-        used_names.add(name)
-        return name
-
+    fresh = partial(programs.take_name, used_names)
     added = []
     new_values: dict[str, tuple[str, str]] = {}
     for carrier in carriers:
@@ -197,8 +193,7 @@ def _turn_into_new_value(node: Any, value: HandleValue, waits: Iterable[str]) ->
         data = data[1:]
         controls += [wait for wait in waits if wait not in controls]
     variable_nodes.set_op_type(node, "Identity", T=value.dtype)
-    del node.input[:]
-    node.input.extend([data[0], *controls])
+    node.input[:] = [data[0], *controls]
     return "output"
 
 
@@ -449,8 +444,7 @@ def _insert_constants(
     node_names = {node.name for node in program.graph_def.node} - set(sources)
     names: dict[str, str] = {}
     for node, source in sources.items():
-        names[node] = programs.fresh_name(node_names, programs.legal_name(source.name))
-        node_names.add(names[node])
+        names[node] = programs.take_name(node_names, programs.legal_name(source.name))
     programs.rename_nodes(program, names)
     by_name = {names[node]: source for node, source in sources.items()}
     for node in program.graph_def.node:
@@ -567,10 +561,7 @@ def _thawed(
     for node in constants:
         variable = replicas.first_copy(variables.of(node))
         captures[f"{node.name}:0"] = variable.handle
-        reads[node.name] = programs.fresh_name(
-            node_names, f"{node.name}/ReadVariableOp"
-        )
-        node_names.add(reads[node.name])
+        reads[node.name] = programs.take_name(node_names, f"{node.name}/ReadVariableOp")
     for node in graph_def.node:
         for index, text in enumerate(node.input):
             if node_name(text) in reads:

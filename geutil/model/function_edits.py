@@ -24,6 +24,7 @@ from geutil.bodies.function_bodies import (
     NewFunctions,
     NewOutput,
     Rebuild,
+    define_body,
     replace_caller,
     same_ends,
 )
@@ -44,7 +45,6 @@ from geutil.model.function_library import (
     EditableBody,
     Entry,
     FunctionLibrary,
-    definition_of,
     materialize_body,
     result_shapes,
 )
@@ -55,8 +55,15 @@ from geutil.model.programs import (
     nodes_by_name,
     redirect,
     rename_nodes,
+    take_name,
 )
-from geutil.model.to_graph import GraphParts, keep_of, materialize, program_of_parts
+from geutil.model.to_graph import (
+    GraphParts,
+    keep_of,
+    materialize,
+    ops_to_run,
+    program_of_parts,
+)
 from geutil.rewrite import Match, Op, Rule, rewrite
 from geutil.rewrite.rules import constant_folding
 from geutil.select.queries import select_ops
@@ -431,14 +438,14 @@ def _check_callable(library: FunctionLibrary, entry: Entry) -> None:
 def draft_of(entry: Entry, name: str) -> Any:
     """Return the definition of an open body as it is now, under another name."""
     body = entry.opened()
-    return definition_of(
-        body.live,
-        name,
-        {**body.inputs, **body.captured()},
-        body.outputs,
-        body.side_effects,
-        entry.definition,
-    )
+    inputs, sinks = {**body.inputs, **body.captured()}, body.outputs.sinks
+    effects = body.side_effects
+    needed = ops_to_run(GraphParts(body.live, inputs, sinks, effects))
+    like = entry.definition
+    try:
+        return define_body(body.live, name, needed, inputs, sinks, effects, like)
+    except (ValueError, tf.errors.OpError) as error:
+        raise ModelError(f"TensorFlow refuses function '{name}': {error}") from error
 
 
 def write(
@@ -708,8 +715,7 @@ def _with_short_names(parts: GraphParts, loops: Sequence[str]) -> ModelProgram:
                 rf"({re.escape(loop)}/step_\d+/){re.escape(loop)}/", r"\1", short
             )
         if short != name:
-            names[name] = fresh_name(taken, short)
-            taken.add(names[name])
+            names[name] = take_name(taken, short)
     graph = parts.graph
     counts = {n: len(graph.get_operation_by_name(n).outputs) for n in names}
     rename_nodes(program, names, counts)

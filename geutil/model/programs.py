@@ -42,6 +42,14 @@ def const_node(name: str, value: Any) -> Any:
     return node
 
 
+def placeholder(name: str, spec: Any) -> Any:
+    """Return the node of a placeholder for a tensor, or a spec of one."""
+    node = tf.compat.v1.NodeDef(name=name, op="Placeholder")
+    node.attr["dtype"].type = spec.dtype.base_dtype.as_datatype_enum
+    node.attr["shape"].shape.CopyFrom(spec.shape.as_proto())
+    return node
+
+
 def set_constant(node: Any, name: str, value: Any) -> None:
     """Turn a node into a constant, in place."""
     node.Clear()
@@ -132,6 +140,15 @@ def nodes_behind(
     return [node for node in graph_def.node if node.name in names]
 
 
+def needed_names(program: ModelProgram, ends: Iterable[str] | None = None) -> set[str]:
+    """Return the names of the nodes behind tensors; all that a call runs if None."""
+    if ends is None:
+        ends = [*program.outputs.values(), *program.side_effects]
+    stops = [node_name(t) for t in program.captures]
+    behind = nodes_behind(program.graph_def, map(node_name, ends), stops)
+    return {node.name for node in behind}
+
+
 def nodes_ahead(
     graph_def: Any,
     starts: Iterable[str],
@@ -182,6 +199,13 @@ def fresh_name(used_names: Mapping[str, Any] | set[str], name: str) -> str:
     return f"{name}_{number}"
 
 
+def take_name(used_names: set[str], name: str) -> str:
+    """Return a fresh name, and add it to those that are used."""
+    fresh = fresh_name(used_names, name)
+    used_names.add(fresh)
+    return fresh
+
+
 def legal_name(name: str) -> str:
     """Return a name for a node that resembles `name`."""
     legal = "".join(
@@ -199,8 +223,7 @@ def redirect(program: ModelProgram, stand_ins: Mapping[str, str]) -> None:
     for node in program.graph_def.node:
         if any(text in texts or text in nodes for text in node.input):
             inputs = [texts.get(t, t) for t in node.input if t not in nodes]
-            del node.input[:]
-            node.input.extend(inputs)
+            node.input[:] = inputs
     program.outputs = {n: tensors.get(t, t) for n, t in program.outputs.items()}
     program.ancestors = [
         replace(a, tensors=_composed(a.tensors, tensors)) for a in program.ancestors
@@ -276,8 +299,7 @@ def _rename(
         node.name = names.get(node.name, node.name)
         inputs = [renamed(text) for text in node.input]
         if inputs != list(node.input):
-            del node.input[:]
-            node.input.extend(inputs)
+            node.input[:] = inputs
         if "_class" in node.attr:
             _rename_groups(node.attr["_class"].list.s, names)
     program.inputs = {n: renamed(t) for n, t in program.inputs.items()}

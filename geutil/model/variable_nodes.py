@@ -213,8 +213,7 @@ def pass_values(
     if "_read_only_resource_inputs" in node.attr:
         read_only = node.attr["_read_only_resource_inputs"].list.i
         remaining_indices = [index for index in read_only if index not in values]
-        del read_only[:]
-        read_only.extend(remaining_indices)
+        read_only[:] = remaining_indices
 
 
 def set_types(node: Any, attribute: str, values: Mapping[int, HandleValue]) -> None:
@@ -646,8 +645,7 @@ class _Turned:
     def _name(self, text: str, what: str) -> tuple[str, bool]:
         if (text, what) in self._names:
             return self._names[text, what], False
-        name = programs.fresh_name(self._node_names, f"{node_name(text)}/{what}")
-        self._node_names.add(name)
+        name = programs.take_name(self._node_names, f"{node_name(text)}/{what}")
         self._names[text, what] = name
         return name, True
 
@@ -711,7 +709,7 @@ class _Buffers:
         handle = self._handles[text]
         if node.op != "Identity":
             twin = type(node).FromString(node.SerializeToString())
-            twin.name = self._name(f"{node.name}/geutil_handle")
+            twin.name = programs.take_name(self._names, f"{node.name}/geutil_handle")
             twin.input[0] = handle
             twin.attr["T"].type = _RESOURCE
             twin.attr.pop("_output_shapes", None)
@@ -732,9 +730,8 @@ class _Buffers:
         """Let a node read a variable when all else that it waits for is there."""
         # Earlier reads may have waited for a change themselves.
         waited = map(node_name, node.input)
-        read = type(node)(
-            name=self._name(f"{node.name}/geutil_read"), op="ReadVariableOp"
-        )
+        name = programs.take_name(self._names, f"{node.name}/geutil_read")
+        read = type(node)(name=name, op="ReadVariableOp")
         read.device = self._nodes[node_name(text)].device
         read.attr["dtype"].type = self._dtypes[text]
         read.input.append(self._handles[text])
@@ -744,11 +741,6 @@ class _Buffers:
         for index in indices:
             node.input[index] = read.name
         added.append(read)
-
-    def _name(self, name: str) -> str:
-        fresh = programs.fresh_name(self._names, name)
-        self._names.add(fresh)
-        return fresh
 
     def _behind(self, changing: Iterable[str]) -> set[str]:
         """Return the nodes that wait for a change, and those that make one."""

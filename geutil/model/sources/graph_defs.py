@@ -68,10 +68,9 @@ def insert_handles(graph_def: Any) -> Frozen:
                 continue
             if (text, kind) not in handles:
                 handles[text, kind] = handle = _variable_for(producer, kind, dtype)
-                handle.name = programs.fresh_name(
+                handle.name = programs.take_name(
                     names, f"{node_name(text)}/geutil_handle"
                 )
-                names.add(handle.name)
             node.input[index] = handles[text, kind].name
     # Readers of a reference may wait for a change.
     references = {t: h.name for (t, kind), h in handles.items() if kind == "VariableV2"}
@@ -217,8 +216,7 @@ def put_values(graph_def: Any, frozen: Frozen, what: str) -> None:
     for node in graph_def.node:
         if node.name not in seeds:
             texts = [values.get(short_name(text), text) for text in node.input]
-            del node.input[:]
-            node.input.extend(texts)
+            node.input[:] = texts
             left.append(node)
     graph_def.CopyFrom(programs.subgraph(graph_def, left))
 
@@ -234,18 +232,14 @@ def with_placeholders(program: ModelProgram, what: str) -> ModelProgram:
     if not fed:
         return program
     # The graph belongs to the caller, and stays as it is.
-    graph_def = type(program.graph_def)()
-    graph_def.CopyFrom(program.graph_def)
+    graph_def = programs.subgraph(program.graph_def, program.graph_def.node)
     program = replace(program, graph_def=graph_def)
     node_names = set(nodes)
     stand_ins = {}
     for name, spec in _specs(graph_def, fed, what).items():
-        node = graph_def.node.add(op="Placeholder")
-        node.name = programs.fresh_name(node_names, programs.legal_name(name))
-        node.attr["dtype"].type = spec.dtype.base_dtype.as_datatype_enum
-        node.attr["shape"].shape.CopyFrom(spec.shape.as_proto())
-        node_names.add(node.name)
-        stand_ins[fed[name]] = f"{node.name}:0"
+        free = programs.take_name(node_names, programs.legal_name(name))
+        graph_def.node.append(programs.placeholder(free, spec))
+        stand_ins[fed[name]] = f"{free}:0"
     programs.redirect(program, stand_ins)
     program.inputs = {
         name: stand_ins.get(tensor_name(t), t) for name, t in program.inputs.items()

@@ -209,8 +209,7 @@ class _Model:
         new = {}
         for old, wanted in self.names.items():
             if old in nodes and old != wanted:
-                new[old] = programs.fresh_name(used, wanted)
-                used.add(new[old])
+                new[old] = programs.take_name(used, wanted)
         programs.rename_nodes(program, new, counts)
 
     def state(self, handle: Handle, like: LiteTensor) -> tf.Variable:
