@@ -29,7 +29,7 @@ from benchmarks.rows import Row
 from geutil.errors import ModelError
 from geutil.graph.protos import SavedModel
 from geutil.model.files import wire
-from geutil.model.files.inspect_files import inspect
+from geutil.model.files.proto_files import inspect
 
 LIMIT_SECONDS = 5.0
 LIMIT_MEMORY = 1.5

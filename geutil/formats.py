@@ -21,6 +21,8 @@ from geutil.progress import MADE, MOVED, note
 
 DIRECTORY = "saved_model"
 """The one format that is a directory; a name without any of the suffixes means it."""
+SAVED_MODEL_FILES = ("saved_model.pb", "saved_model.pbtxt")
+"""The files of a SavedModel that hold its graph: one of them is there."""
 BY_SUFFIX: Mapping[str, str] = MappingProxyType(
     {".pb": "graph_def", ".pbtxt": "pbtxt", ".tflite": "tflite"}
 )

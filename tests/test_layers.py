@@ -42,6 +42,7 @@ HIGHEST = max(LAYERS.values())
 # Predicts and measures, but changes nothing: looks only.
 HIGHEST_IMPORT = {"memory": 1}
 FOR_ALL = {
+    "child_processes",
     "data_files",
     "errors",
     "formats",
@@ -85,9 +86,8 @@ OWN_PRIVATE = {
     # And one of a tape's own, in a function that makes a tape.
     "gradients.tape.entries": {"_add", "_replace"},
     # A public function of `os`: the end of a process that was forked.
-    "jobs.model_job": {"_exit"},
+    "child_processes": {"_exit"},
     "cli.guard": {"_exit"},
-    "model.files.keras_files": {"_exit"},
     # And of one that TensorFlow would keep waiting.
     "memory.measurement.cluster": {"_exit"},
     # The tensors of a finished copy, from its TransformerInfo.

@@ -128,8 +128,7 @@ def _import_nodes(
     for node in graph_def.node:
         # Arguments are there before anything runs; there is nothing to wait for.
         inputs = [n for n in node.input if n[0] != "^" or n[1:] not in arguments]
-        del node.input[:]
-        node.input.extend(inputs)
+        node.input[:] = inputs
         read.update(n for n in inputs if n in arguments)
     release(graph_def)
     fed = {f"{name}:0": t for name, t in arguments.items() if name in read}

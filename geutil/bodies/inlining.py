@@ -366,8 +366,7 @@ def _rename_colocated(target: Any, node: _NewNode, wiring: _Wiring) -> None:
                 renamed.append(_COLOCATED + new.encode())
         else:
             renamed.append(entry)
-    del colocated[:]
-    colocated.extend(renamed)
+    colocated[:] = renamed
     if not renamed:
         del target.attr["_class"]
 

@@ -45,7 +45,7 @@ _LONGEST = 1000
 
 
 def is_automatic(name: str, op: str) -> bool:
-    """Tell whether a name says no more than the type of its op.
+    """Return whether a name says no more than the type of its op.
 
     Example:
         >>> from geutil.bodies.inlining_plan import is_automatic

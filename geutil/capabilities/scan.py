@@ -13,22 +13,25 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from geutil.capabilities import power_kinds
-from geutil.capabilities.graph_scan import (
+from geutil.capabilities.power_kinds import (
+    LOADED,
+    MAIN,
+    POWERS,
+    RUN,
     Found,
     KnownString,
+    Power,
+    Powers,
     ScannedBody,
     ScannedNode,
     bodies_of,
     is_memory_cache,
-    power_of_node,
-)
-from geutil.capabilities.keras_configs import (
     items,
+    power_of_node,
     powers_of_config,
     powers_of_metadata,
     powers_of_text,
 )
-from geutil.capabilities.power_kinds import LOADED, MAIN, POWERS, RUN, Power, Powers
 from geutil.errors import ModelError
 from geutil.formats import is_tflite_file
 from geutil.graph.walks import closure, data_inputs, node_name, topological_order, walk
@@ -437,7 +440,7 @@ class _MetaGraph:
         yield _power(body, found, when, by, detail)
 
     def _restores(self, entries: set[str], found: Found) -> bool:
-        """Tell whether an op runs as variables are restored, which loading does."""
+        """Return whether an op runs as variables are restored, which loading does."""
         return _SAVER in entries and found.node.op not in _WRITES
 
     def _assets(self) -> Iterator[Power]:
@@ -459,7 +462,7 @@ class _MetaGraph:
 
 
 def _is_saver(body: ScannedBody, found: Found, *, is_passed: bool) -> bool:
-    """Tell whether an op saves or restores at the path that the loader passes.
+    """Return whether an op saves or restores at the path that the loader passes.
 
     All strings that its path is made of are looked at: the first comes from outside,
     and no other leads to another folder; nor does its default, unless it is passed.
@@ -470,7 +473,7 @@ def _is_saver(body: ScannedBody, found: Found, *, is_passed: bool) -> bool:
 
 
 def _is_within(body: ScannedBody, path: str, is_passed: bool = True) -> bool:
-    """Tell whether a path begins with a value from outside, and stays below it."""
+    """Return whether a path begins with a value from outside, and stays below it."""
 
     def is_outside(name: str) -> bool:
         return name in body.arguments or _is_fed(body.nodes.get(name))
@@ -508,7 +511,7 @@ def _is_fed(node: ScannedNode | None) -> bool:
 
 
 def _is_piece(text: bytes) -> bool:
-    """Tell whether a string may stand in a path without leading elsewhere."""
+    """Return whether a string may stand in a path without leading elsewhere."""
     return not text.startswith((b"/", b"~")) and b".." not in text and b":" not in text
 
 

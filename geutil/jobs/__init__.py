@@ -19,14 +19,12 @@ __all__ = [
 
 if typing.TYPE_CHECKING:
     from geutil.jobs.batch_report import BatchEntry, BatchReport, BatchStep
-    from geutil.jobs.batches import batch
-    from geutil.jobs.executors import RayExecutor
+    from geutil.jobs.batches import RayExecutor, batch
 else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
         {
-            "batches": ("batch",),
-            "executors": ("RayExecutor",),
+            "batches": ("RayExecutor", "batch"),
             "batch_report": ("BatchEntry", "BatchReport", "BatchStep"),
         },
     )

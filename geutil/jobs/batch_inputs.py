@@ -21,9 +21,8 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from geutil.errors import ArgumentTypeError, ModelError, Words
-from geutil.formats import TFLITE_SUFFIX, foreign_kind
+from geutil.formats import SAVED_MODEL_FILES, TFLITE_SUFFIX, foreign_kind
 from geutil.graph.walks import tree
-from geutil.model.files.proto_files import SAVED_MODEL_FILES
 from geutil.sizes import size_of
 from geutil.version import __version__
 
@@ -465,5 +464,5 @@ def _stamp(path: Path) -> str:
 
 
 def results_are_there(folder: Path, files: Mapping[str, int]) -> bool:
-    """Tell whether the written files are there, in the sizes that they had."""
+    """Return whether the written files are there, in the sizes that they had."""
     return all(size_of(folder / name) == size for name, size in files.items())

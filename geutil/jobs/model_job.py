@@ -20,13 +20,12 @@ import subprocess
 import sys
 import tempfile
 import time
-import traceback
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from geutil.child_processes import ChildProcess, fork, watch
 from geutil.errors import Words, spoken_with, vocabulary
 from geutil.jobs.batch_inputs import DataSource, PipelineStep
 from geutil.jobs.batch_report import BatchEntry, BatchStep, write_json
@@ -47,41 +46,7 @@ _STOPPED = 5.0
 """Seconds for a server to end that is asked to, or a forked process that is killed."""
 
 
-class ModelProcess(ABC):
-    """A process that does a job.
-
-    Attributes:
-        pid: its number; 0 before it runs.
-        code: its exit status, negative for a signal; None while it runs.
-        peak_bytes: the most bytes that it had resident, if that is reported at its end.
-    """
-
-    pid = 0
-    peak_bytes = 0
-    code: int | None = None
-
-    @abstractmethod
-    def wait(self, seconds: float) -> None:
-        """Wait for its end, and set `code` if it came."""
-
-    def kill(self) -> None:
-        """End it, and the processes that it started."""
-        if not self.pid:
-            return
-        if not hasattr(os, "killpg"):
-            if self.code is None:
-                os.kill(self.pid, signal.SIGTERM)
-            return
-        # It leads a group. There is none any more if it ended and left no other.
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.pid, signal.SIGKILL)
-
-    @abstractmethod
-    def close(self) -> None:
-        """Let go of it, after its end."""
-
-
-class StartedProcess(ModelProcess):
+class StartedProcess(ChildProcess):
     """A fresh process."""
 
     def __init__(self, place: Path) -> None:
@@ -109,7 +74,7 @@ class StartedProcess(ModelProcess):
             self._popen.stdin.close()
 
 
-class ForkedProcess(ModelProcess):
+class ForkedProcess(ChildProcess):
     """A process that a server forks."""
 
     def __init__(self, place: Path, address: str) -> None:
@@ -146,7 +111,8 @@ class ForkedProcess(ModelProcess):
             # First its number, then what it ended with and its peak.
             numbers = [int(number) for number in line.split()]
             if self.pid:
-                self.code, self.peak_bytes = numbers
+                self.code, peak_bytes = numbers
+                self.peak_bytes = max(self.peak_bytes, peak_bytes)
             else:
                 (self.pid,) = numbers
 
@@ -169,7 +135,7 @@ class ForkedProcess(ModelProcess):
 
 
 def _exists(pid: int) -> bool:
-    """Tell whether there is a process of that number; 0 is that of none."""
+    """Return whether there is a process of that number; 0 is that of none."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -213,7 +179,7 @@ class ForkServer:
 
 
 def can_fork() -> bool:
-    """Tell whether there are servers on this system."""
+    """Return whether there are servers on this system."""
     return sys.platform == "linux"
 
 
@@ -259,11 +225,8 @@ def _forked(
     do_job: Callable[[Path], None],
 ) -> int:
     """Return the number of a new process."""
-    pid = os.fork()
-    if pid:
-        return pid
-    code = 1
-    try:
+
+    def begin() -> int:
         os.setsid()
         # They are the server's: their end reports its death.
         for one in sockets:
@@ -273,15 +236,13 @@ def _forked(
         log = os.open(place / LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        do_job(place)
-        code = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        # Nothing of the server's may run at the end.
-        os._exit(code)
+        try:
+            do_job(place)
+        finally:
+            sys.stdout.flush()
+        return 0
+
+    return fork(begin)
 
 
 def _tell(connection: socket.socket, *numbers: int) -> None:
@@ -353,14 +314,19 @@ def run_job(job: Job) -> BatchEntry:
     (place / JOB).write_bytes(pickle.dumps(job))
     process = _process(job, place)
     began = time.monotonic()
-    ended, peak_bytes = _watch(process, job.timeout, work / _STOP)
+
+    def look() -> str:
+        process.peak_bytes = max(process.peak_bytes, peak_of(process.pid))
+        return "stopped" if (work / _STOP).exists() else ""
+
+    ended = watch(process, job.timeout, _POLL, look)
     with spoken_with(job.vocabulary):
         entry = _entry(job, place, process.code or 0, ended)
     entry = replace(
         entry,
         tries=tries,
         seconds=time.monotonic() - began,
-        peak_bytes=max(peak_bytes, entry.peak_bytes),
+        peak_bytes=max(process.peak_bytes, entry.peak_bytes),
     )
     _finish(job, place, entry)
     return entry
@@ -371,34 +337,12 @@ def stop_jobs(output: Path, run: str) -> None:
     (output / WORK / run / _STOP).touch()
 
 
-def _process(job: Job, place: Path) -> ModelProcess:
+def _process(job: Job, place: Path) -> ChildProcess:
     if job.server:
         # Without a server, or where it does not fork, a process is started.
         with contextlib.suppress(OSError):
             return ForkedProcess(place, job.server)
     return StartedProcess(place)
-
-
-def _watch(process: ModelProcess, timeout: float | None, stop: Path) -> tuple[str, int]:
-    """Wait for a process; return "ended", "timed out" or "stopped", and its peak."""
-    end = None if timeout is None else time.monotonic() + timeout
-    peak_bytes, ended = 0, ""
-    try:
-        while not ended:
-            process.wait(_POLL)
-            peak_bytes = max(peak_bytes, peak_of(process.pid))
-            # A process that has ended counts as ended, even if it is seen too late.
-            if process.code is not None:
-                ended = "ended"
-            elif end is not None and time.monotonic() > end:
-                ended = "timed out"
-            elif stop.exists():
-                ended = "stopped"
-    finally:
-        process.kill()
-        process.close()
-    # The end reports peaks that lie between two looks.
-    return ended, max(peak_bytes, process.peak_bytes)
 
 
 def peak_of(pid: int | str) -> int:

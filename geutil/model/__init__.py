@@ -38,16 +38,15 @@ if typing.TYPE_CHECKING:
     from geutil.capabilities.scan import powers
     from geutil.errors import ModelError
     from geutil.jobs.batch_report import BatchEntry, BatchReport, BatchStep
-    from geutil.jobs.batches import batch
-    from geutil.jobs.executors import RayExecutor
+    from geutil.jobs.batches import RayExecutor, batch
     from geutil.model.comparison import Comparison
     from geutil.model.core import ModelFunction
-    from geutil.model.files.inspect_files import inspect
     from geutil.model.files.inspection import Inspection, TFLiteInspection
+    from geutil.model.files.proto_files import inspect
+    from geutil.model.inference_form import Stripped, StripReport
     from geutil.model.model import Body, Model
     from geutil.model.opener import from_tflite, open
     from geutil.model.sources.tflite_files import tflite_kinds
-    from geutil.model.strip_report import Stripped, StripReport
     from geutil.select.names import Layer
     from geutil.select.networks.outputs import Difference
 else:
@@ -56,12 +55,11 @@ else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
         {
-            "geutil.jobs.executors": ("RayExecutor",),
             "geutil.jobs.batch_report": ("BatchEntry", "BatchReport", "BatchStep"),
-            "geutil.jobs.batches": ("batch",),
+            "geutil.jobs.batches": ("RayExecutor", "batch"),
             "comparison": ("Comparison",),
             "core": ("ModelFunction",),
-            "files.inspect_files": ("inspect",),
+            "files.proto_files": ("inspect",),
             "files.inspection": ("Inspection", "TFLiteInspection"),
             "model": ("Body", "Layer", "Model"),
             "opener": ("from_tflite", "open"),
@@ -69,6 +67,6 @@ else:
             "geutil.capabilities.scan": ("powers",),
             "geutil.select.networks.outputs": ("Difference",),
             "sources.tflite_files": ("tflite_kinds",),
-            "strip_report": ("StripReport", "Stripped"),
+            "inference_form": ("StripReport", "Stripped"),
         },
     )

@@ -17,11 +17,10 @@ from geutil.graph import functions, keras_calls, replicas
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor, type_name
 from geutil.lazy import Shown
-from geutil.model import shared_state, to_graph
-from geutil.model.programs import ModelProgram
-from geutil.model.shared_state import SharedState, check_initialized
-from geutil.model.sources.objects import Source, program_of_graph
-from geutil.model.strip_report import StripReport
+from geutil.model import programs, to_graph
+from geutil.model.inference_form import StripReport
+from geutil.model.programs import ModelProgram, SharedState, check_initialized
+from geutil.model.sources.objects import Source
 from geutil.model.to_graph import GraphParts, make_sink, materialize
 from geutil.select.networks.data import batches, joined, one_batch
 from geutil.select.walks import get_backward_walk_ops
@@ -421,15 +420,17 @@ class EditableModel(Shown):
         """Return the functions of the signatures that nobody has opened."""
         return self._signatures.unopened()
 
+    def _parts(self) -> GraphParts:
+        """Return the graph and its ends as they are now."""
+        sinks = self.outputs.sinks
+        return GraphParts(self._graph, self.inputs, sinks, self._side_effects)
+
     def concrete_function(self) -> Any:
         """Return a concrete function of the graph as it is now; see `to_function`."""
         sinks = self.outputs.sinks
         state = (fingerprint(self.graph), tuple(sinks), len(self.holdings.variables))
         if self._built is None or self._built[0] != state:
-            function = to_graph.build(
-                self.graph, self.inputs, sinks, self._side_effects, self._holdings
-            )
-            self._built = (state, function)
+            self._built = (state, to_graph.build(self._parts(), self._holdings))
         return self._built[1]
 
     def reached_ops(self) -> list[Operation]:
@@ -448,18 +449,14 @@ class EditableModel(Shown):
     def program(self, *, checked: bool = True) -> ModelProgram:
         """Return the graph as a program, the form that it is rebuilt from."""
         # If `checked`, placeholders that nothing feeds are refused.
-        sinks = self.outputs.sinks
+        # This writes edited functions back.
+        _ = self.graph
+        parts = self._parts()
         if checked:
-            to_graph.ops_to_run(self.graph, self.inputs, sinks, self._side_effects)
-        program = program_of_graph(
-            self.graph,
-            dict(self.inputs),
-            dict(self.outputs),
-            functions.bindings(self.graph),
-        )
-        program.side_effects = [op.name for op in self._side_effects.control_inputs]
+            to_graph.ops_to_run(parts)
+        program = to_graph.program_of_parts(parts)
         if checked:
-            shared_state.prune(program)
+            programs.prune(program)
         return program
 
     def derived(

@@ -20,8 +20,7 @@ from geutil.graph import keras_calls, op_types, protos
 from geutil.graph.walks import node_name, short_name, tensor_name
 from geutil.model import frozen_variables, programs
 from geutil.model.core import EditableModel
-from geutil.model.programs import ModelProgram
-from geutil.model.shared_state import SharedState
+from geutil.model.programs import ModelProgram, SharedState
 from geutil.model.sources.graph_defs import named_ends
 from geutil.model.sources.objects import DEFAULT_SIGNATURE
 
@@ -334,8 +333,7 @@ def _new_names(
     names = dict(ends)
     for node in graph_def.node:
         if node.name in reserved and node.name not in ends:
-            names[node.name] = programs.fresh_name(used_names, node.name)
-            used_names.add(names[node.name])
+            names[node.name] = programs.take_name(used_names, node.name)
     return names
 
 

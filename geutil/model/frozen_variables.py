@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,12 +24,18 @@ from geutil.graph.call_graph import Library
 from geutil.graph.creation import DERIVED
 from geutil.graph.op_types import MERGES
 from geutil.graph.types import Graph, Operation
-from geutil.graph.walks import closure, data_inputs, node_name, short_name, tensor_name
-from geutil.model import handle_values, programs, shared_state
+from geutil.graph.walks import (
+    closure,
+    control_references,
+    data_inputs,
+    node_name,
+    short_name,
+    tensor_name,
+)
+from geutil.model import programs, variable_nodes
 from geutil.model.core import EditableModel, M
-from geutil.model.handle_values import Carrier, HandleValue, Version, Versions
-from geutil.model.programs import ModelProgram
-from geutil.model.shared_state import SharedState
+from geutil.model.programs import ModelProgram, SharedState
+from geutil.model.variable_nodes import Carrier, HandleValue, Version, Versions
 from geutil.rewrite.rules.constant_folding import (
     NEVER,
     exact_session,
@@ -38,6 +45,15 @@ from geutil.rewrite.rules.constant_folding import (
 )
 from geutil.select.conversions import make_regex
 
+_SUMS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
+_UPDATES = (
+    "Assign",
+    "ResourceApply",
+    "ResourceCountUpTo",
+    "ResourceScatter",
+    "ResourceSparseApply",
+    "ResourceStridedSliceAssign",
+)
 _WRITES = ("Assign", "Resource", "Rng", "Stateful", "Destroy", "CountUpTo")
 
 
@@ -50,8 +66,8 @@ def replace_handles(
     # set, and nothing is kept. If None, they are refused.
     versions = Versions(graph_def.library, changes)
     node_names = {node.name for node in graph_def.node}
-    _, carriers = handle_values.handle_flow(graph_def.node, seeds, in_function=False)
-    reads = {c.node.name for c in carriers if c.node.op in handle_values.READS}
+    _, carriers = variable_nodes.handle_flow(graph_def.node, seeds, in_function=False)
+    reads = {c.node.name for c in carriers if c.node.op in variable_nodes.READS}
     added = _change(graph_def.node, carriers, seeds, node_names, versions, "")
     graph_def.node.extend(added)
     add_versions(graph_def, versions)
@@ -65,7 +81,7 @@ def add_versions(graph_def: Any, versions: Versions) -> None:
         function.CopyFrom(versions.functions[version.function])
         arguments = function.signature.input_arg
         seeds = {arguments[index].name: value for index, value in version.values}
-        handle_values.take_values(function, version)
+        variable_nodes.take_values(function, version)
         values = replace_in_function(function, seeds, versions, version.function)
         _set_results(function, version, values)
 
@@ -76,13 +92,13 @@ def replace_in_function(
     """Put values in the place of handles in a function, in place."""
     used_names = {node.name for node in function.node_def}
     used_names |= {argument.name for argument in function.signature.input_arg}
-    values, carriers = handle_values.handle_flow(
+    values, carriers = variable_nodes.handle_flow(
         function.node_def, seeds, in_function=True
     )
     renamed = {
         short_name(f"{c.node.name}:{output}:0"): f"{c.node.name}:output:0"
         for c in carriers
-        if (output := handle_values.OUTPUT_NAMES.get(c.node.op))
+        if (output := variable_nodes.OUTPUT_NAMES.get(c.node.op))
     }
     where = f" in function '{name}'"
     added = _change(function.node_def, carriers, seeds, used_names, versions, where)
@@ -134,12 +150,7 @@ def _change(
     where: str,
 ) -> list[Any]:
     """Change the nodes that read handles; return the nodes that they need besides."""
-
-    def fresh(name: str) -> str:
-        name = programs.fresh_name(used_names, name)
-        used_names.add(name)
-        return name
-
+    fresh = partial(programs.take_name, used_names)
     added = []
     new_values: dict[str, tuple[str, str]] = {}
     for carrier in carriers:
@@ -148,10 +159,10 @@ def _change(
         # Values that are passed on may come from inside a loop; the rest does not.
         waits = [] if short_name(handle) in seeds else [f"^{node_name(handle)}"]
         value = carrier.values.get(0)
-        if versions.changes is not None and value and handle_values.only_changes(node):
+        if versions.changes is not None and value and _only_changes(node):
             op = f"'{node.name}' ({node.op}){where}"
             versions.changes.append(f"{op} changes '{value.variable}'")
-            output = handle_values.turn_into_new_value(node, value, waits)
+            output = _turn_into_new_value(node, value, waits)
             new = f"{node.name}:{output}:0" if where else str(node.name)
             new_values[node.name] = (value.variable, new)
         else:
@@ -164,6 +175,28 @@ def _change(
     return added
 
 
+def _only_changes(node: Any) -> bool:
+    """Return whether a node changes variables, and yields none but the old value."""
+    return node.op.startswith(_UPDATES)
+
+
+def _turn_into_new_value(node: Any, value: HandleValue, waits: Iterable[str]) -> str:
+    """Turn a node that changes a variable into one that computes the new value."""
+    # An update that is no assignment, sum or difference is left out: the old value
+    # stays.
+    if node.op in _SUMS:
+        variable_nodes.set_op_type(node, _SUMS[node.op], T=value.dtype)
+        return "z"
+    data = data_inputs(node.input)
+    controls = control_references(node.input)
+    if node.op == "AssignVariableOp":
+        data = data[1:]
+        controls += [wait for wait in waits if wait not in controls]
+    variable_nodes.set_op_type(node, "Identity", T=value.dtype)
+    node.input[:] = [data[0], *controls]
+    return "output"
+
+
 def _take_values(
     carrier: Carrier,
     waits: Iterable[str],
@@ -173,15 +206,15 @@ def _take_values(
 ) -> list[Any]:
     """Let a node read values or pass them on; return its other control inputs."""
     node = carrier.node
-    if node.op in handle_values.READS:
+    if node.op in variable_nodes.READS:
         (value,) = carrier.values.values()
-        return handle_values.turn_into_value_read(
+        return variable_nodes.turn_into_value_read(
             node, value, fresh, waits=waits, in_function=bool(where)
         )
-    if node.op in handle_values.CALLS:
-        handle_values.pass_values(node, carrier.values, versions)
+    if node.op in variable_nodes.CALLS:
+        variable_nodes.pass_values(node, carrier.values, versions)
     elif node.op == "IdentityN":
-        handle_values.set_types(node, "T", carrier.values)
+        variable_nodes.set_types(node, "T", carrier.values)
         node.attr.pop("_output_shapes", None)
     else:
         (node.attr["T"].type,) = {v.dtype for v in carrier.values.values()}
@@ -239,12 +272,12 @@ def _check(carrier: Carrier, versions: Versions, where: str) -> None:
     """Raise ModelError where an input of a node cannot be a value."""
     node = carrier.node
     op = f"'{node.name}' ({node.op}){where}"
-    if node.op in handle_values.CALLS:
+    if node.op in variable_nodes.CALLS:
         _check_call(carrier, versions, op)
         return
     for index, value in carrier.values.items():
-        if not handle_values.passes(node, index) and (
-            node.op not in handle_values.READS or index > 0
+        if not variable_nodes.passes(node, index) and (
+            node.op not in variable_nodes.READS or index > 0
         ):
             raise ModelError(_refusal(node, value.variable, op))
     if node.op == "Merge":
@@ -269,7 +302,7 @@ def _refusal(node: Any, variable: str, op: str) -> str:
 def _check_call(carrier: Carrier, versions: Versions, op: str) -> None:
     """Refuse a call that passes a variable to a function that cannot take its value."""
     node = carrier.node
-    kind = handle_values.CALLS[node.op]
+    kind = variable_nodes.CALLS[node.op]
     last = max(carrier.values) - kind.offset
     for attribute in kind.functions:
         attr = node.attr[attribute]
@@ -351,7 +384,7 @@ def frozen_program(model: EditableModel) -> ModelProgram:
         del program.captures[f"{name}:0"]
     # A variable was read in its turn among the effects; a constant has no such turn.
     program.side_effects = [n for n in program.side_effects if n not in reads]
-    _fold_constants(program, shared_state.prune(program))
+    _fold_constants(program, programs.prune(program))
     library = Library(program.graph_def.library).still_called(program.graph_def.node)
     program.graph_def.library.CopyFrom(library)
     return program
@@ -385,7 +418,7 @@ def _check_initialized(sources: Mapping[str, Captured]) -> None:
         raise ModelError(
             f"the variables {empty[:10]}{more} have no value, so they cannot become "
             "constants",
-            remedy=shared_state.RESTORE,
+            remedy=programs.RESTORE,
         )
 
 
@@ -411,8 +444,7 @@ def _insert_constants(
     node_names = {node.name for node in program.graph_def.node} - set(sources)
     names: dict[str, str] = {}
     for node, source in sources.items():
-        names[node] = programs.fresh_name(node_names, programs.legal_name(source.name))
-        node_names.add(names[node])
+        names[node] = programs.take_name(node_names, programs.legal_name(source.name))
     programs.rename_nodes(program, names)
     by_name = {names[node]: source for node, source in sources.items()}
     for node in program.graph_def.node:
@@ -529,10 +561,7 @@ def _thawed(
     for node in constants:
         variable = replicas.first_copy(variables.of(node))
         captures[f"{node.name}:0"] = variable.handle
-        reads[node.name] = programs.fresh_name(
-            node_names, f"{node.name}/ReadVariableOp"
-        )
-        node_names.add(reads[node.name])
+        reads[node.name] = programs.take_name(node_names, f"{node.name}/ReadVariableOp")
     for node in graph_def.node:
         for index, text in enumerate(node.input):
             if node_name(text) in reads:

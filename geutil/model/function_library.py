@@ -12,7 +12,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import tensorflow as tf
 
-from geutil.bodies.function_bodies import add_ends, define_body, read_body
+from geutil.bodies.function_bodies import add_ends, read_body
 from geutil.errors import ModelError, TransformError
 from geutil.graph import creation, function_defs, functions
 from geutil.graph.function_calls import Caller, callers_in
@@ -21,8 +21,7 @@ from geutil.graph.types import Graph, Operation, Tensor, require_tensor
 from geutil.graph.walks import topological_order
 from geutil.model import programs, to_graph
 from geutil.model.core import EditableModel, Inputs, Outputs
-from geutil.model.programs import fresh_name
-from geutil.model.shared_state import SharedState
+from geutil.model.programs import SharedState, fresh_name
 from geutil.model.to_graph import GraphParts
 
 
@@ -47,7 +46,7 @@ def materialize_body(
     sinks, effects = add_ends(
         read.graph, results, read.side_effects(), programs.legal_name
     )
-    return GraphParts(read.graph, dict(read.inputs), sinks, effects, [])
+    return GraphParts(read.graph, read.inputs, sinks, effects)
 
 
 def _behind_copies(t: Tensor) -> Tensor:
@@ -60,22 +59,6 @@ def _behind_copies(t: Tensor) -> Tensor:
     ):
         (t,) = t.op.inputs
     return t
-
-
-def definition_of(
-    graph: Graph,
-    name: str,
-    inputs: Mapping[str, Tensor],
-    outputs: Outputs,
-    effects: Operation,
-    like: Any,
-) -> Any:
-    """Return the `FunctionDef` of a body's graph as it is now."""
-    needed = to_graph.ops_to_run(graph, inputs, outputs.sinks, effects)
-    try:
-        return define_body(graph, name, needed, inputs, outputs.sinks, effects, like)
-    except (ValueError, tf.errors.OpError) as error:
-        raise ModelError(f"TensorFlow refuses function '{name}': {error}") from error
 
 
 def result_shapes(parts: GraphParts) -> list[tf.TensorShape]:
@@ -172,8 +155,7 @@ class EditableBody(EditableModel):
 
     def needed_ops(self) -> list[Operation]:
         """Return the ops that a call runs."""
-        sinks = self.outputs.sinks
-        return to_graph.ops_to_run(self.live, self.inputs, sinks, self._side_effects)
+        return to_graph.ops_to_run(self._parts())
 
     def captured(self) -> dict[str, Tensor]:
         """Return the stand-ins of the body's captures, by new names."""

@@ -22,7 +22,7 @@ from geutil.model.function_library import (
     FunctionLibrary,
     Functions,
 )
-from geutil.model.shared_state import SharedState, check_copies, restore
+from geutil.model.programs import SharedState, check_copies, restore
 from geutil.model.sources.objects import Source
 from geutil.model.to_graph import GraphParts
 from geutil.select.names import Layer, layers_of
@@ -865,9 +865,7 @@ class Model(EditableModel):
             >>> m.compare(unrolled).equal
             True
         """
-        from geutil.model import unrolled_loops
-
-        return unrolled_loops.unroll(self, loops, max_ops)
+        return function_edits.unroll(self, loops, max_ops)
 
     def replace_op(self, ops: Any, replacement: str | Callable[..., Any]) -> Model:
         """Return the model with some ops replaced.

@@ -24,8 +24,13 @@ from geutil.graph.types import (
 from geutil.graph.walks import node_name
 from geutil.model import programs
 from geutil.model.core import EditableModel, M
-from geutil.model.programs import ModelProgram, fresh_name, legal_name, rename_nodes
-from geutil.model.shared_state import SharedState
+from geutil.model.programs import (
+    ModelProgram,
+    SharedState,
+    legal_name,
+    rename_nodes,
+    take_name,
+)
 from geutil.select import names
 from geutil.select.queries import select_ops
 
@@ -106,7 +111,7 @@ def cut(
     program = model.program(checked=False)
     program.outputs = {name: t.name for name, t in results.items()}
     if inputs is None:
-        needed = _needed(program, list(program.outputs.values()))
+        needed = programs.needed_names(program, program.outputs.values())
         program.inputs = {
             name: t for name, t in program.inputs.items() if node_name(t) in needed
         }
@@ -116,13 +121,6 @@ def cut(
     if signature is not None:
         return model.derived(program, beside=signature)
     return model.derived(program, holdings=_holdings(model, program), alone=True)
-
-
-def _needed(program: ModelProgram, ends: list[str]) -> set[str]:
-    """Return the names of the nodes behind tensors."""
-    stops = [node_name(t) for t in program.captures]
-    behind = programs.nodes_behind(program.graph_def, map(node_name, ends), stops)
-    return {node.name for node in behind}
 
 
 def _feed(
@@ -140,9 +138,8 @@ def _feed(
     for name, t in inputs.items():
         if t.name in stand_ins:
             raise ModelError(f"two inputs are '{t.name}', one of them '{name}'")
-        stand_ins[t.name] = programs.fresh_name(node_names, programs.legal_name(name))
-        node_names.add(stand_ins[t.name])
-        program.graph_def.node.append(_placeholder(stand_ins[t.name], t))
+        stand_ins[t.name] = programs.take_name(node_names, programs.legal_name(name))
+        program.graph_def.node.append(programs.placeholder(stand_ins[t.name], t))
     programs.redirect(program, stand_ins)
     _release(program, stand_ins.values())
     fed = {name: f"{stand_ins[t.name]}:0" for name, t in inputs.items()}
@@ -167,28 +164,19 @@ def _release(program: ModelProgram, stand_ins: Iterable[str]) -> None:
             continue
         inputs = [t for t in node.input if t[0] != "^" or node_name(t) not in fed]
         if len(inputs) != len(node.input):
-            del node.input[:]
-            node.input.extend(inputs)
-
-
-def _placeholder(name: str, t: Tensor) -> Any:
-    node = tf.compat.v1.NodeDef(name=name, op="Placeholder")
-    node.attr["dtype"].type = t.dtype.base_dtype.as_datatype_enum
-    node.attr["shape"].shape.CopyFrom(t.shape.as_proto())
-    return node
+            node.input[:] = inputs
 
 
 def _shorten_names(program: ModelProgram) -> None:
     """Drop the parts that are cut off, and give the inputs the names set free."""
     ends = [*program.outputs.values(), *program.side_effects, *program.inputs.values()]
-    needed = _needed(program, ends)
+    needed = programs.needed_names(program, ends)
     nodes = [node for node in program.graph_def.node if node.name in needed]
     program.graph_def = programs.subgraph(program.graph_def, nodes)
     names = needed - {node_name(t) for t in program.inputs.values()}
     renamed = {}
     for name, t in program.inputs.items():
-        renamed[node_name(t)] = programs.fresh_name(names, programs.legal_name(name))
-        names.add(renamed[node_name(t)])
+        renamed[node_name(t)] = programs.take_name(names, programs.legal_name(name))
     programs.rename_nodes(program, renamed)
 
 
@@ -196,9 +184,9 @@ def _check_inputs(
     model: EditableModel, program: ModelProgram, fed: dict[str, str]
 ) -> None:
     """Refuse inputs that no output needs, and outputs that need inputs left out."""
-    needed = _needed(program, list(program.outputs.values()))
+    needed = programs.needed_names(program, program.outputs.values())
     # An input may serve a side effect alone.
-    used = needed | _needed(program, program.side_effects)
+    used = needed | programs.needed_names(program, program.side_effects)
     for name, t in fed.items():
         if node_name(t) not in used:
             raise ModelError(
@@ -220,7 +208,7 @@ def _possible_side_effects(model: EditableModel, program: ModelProgram) -> list[
     original = {t.op.name for t in model.inputs.values()} - kept_inputs
     possible = []
     for name in program.side_effects:
-        if original.isdisjoint(_needed(program, [name])):
+        if original.isdisjoint(programs.needed_names(program, [name])):
             possible.append(name)
         else:
             _logger.info("'%s' is not in the part that was cut out; left out", name)
@@ -229,8 +217,7 @@ def _possible_side_effects(model: EditableModel, program: ModelProgram) -> list[
 
 def _holdings(model: EditableModel, program: ModelProgram) -> SharedState:
     """Return the part's share of the model's shared state."""
-    ends = [*program.outputs.values(), *program.side_effects]
-    needed = _needed(program, ends)
+    needed = programs.needed_names(program)
     captured = {id(e) for t, e in program.captures.items() if node_name(t) in needed}
     holdings = model.holdings
     resources = [r for r in holdings.resources if id(r.resource_handle) in captured]
@@ -366,8 +353,7 @@ def rename(
     for old, new in inputs.items():
         if new != old:
             before = node_name(program.inputs[new])
-            placeholders[before] = fresh_name(node_names, legal_name(new))
-            node_names.add(placeholders[before])
+            placeholders[before] = take_name(node_names, legal_name(new))
     rename_nodes(program, placeholders)
     return model.derived(program, signature=signature)
 
@@ -664,10 +650,8 @@ def _added(
 
 def _needed_inputs(program: ModelProgram, inputs: Mapping[str, str]) -> set[str]:
     """Return the names of the inputs that the ends depend on."""
-    ends = [*program.outputs.values(), *program.side_effects]
-    behind = programs.nodes_behind(program.graph_def, map(node_name, ends))
-    names = {node.name for node in behind}
-    return {name for name, t in inputs.items() if node_name(t) in names}
+    needed = programs.needed_names(program)
+    return {name for name, t in inputs.items() if node_name(t) in needed}
 
 
 def _check_acyclic(

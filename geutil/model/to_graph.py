@@ -12,7 +12,7 @@ every effect, and so on every input.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -40,9 +40,8 @@ from geutil.graph.walks import (
     tensor_name,
     topological_order,
 )
-from geutil.model import programs, shared_state
-from geutil.model.programs import ModelProgram, fresh_name
-from geutil.model.shared_state import SharedState
+from geutil.model import programs
+from geutil.model.programs import ModelProgram, SharedState
 from geutil.model.sources.objects import program_of_graph
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform import custom_gradients, transformer
@@ -111,17 +110,18 @@ class GraphParts:
     """An editable graph and its ends."""
 
     graph: Graph  # A FuncGraph whose captures are bound.
-    inputs: dict[str, Tensor]
-    sinks: dict[str, Operation]  # For each output an Identity that serves it alone.
+    inputs: Mapping[str, Tensor]
+    sinks: Mapping[str, Operation]  # For each output an Identity that serves it alone.
     side_effects: Operation  # An op that waits for all that runs besides the outputs.
-    kept: list[Kept]  # The calls that were not inlined, with the reasons.
+    # The calls that were not inlined, with the reasons.
+    kept: Sequence[Kept] = ()
 
 
 def program_of_parts(parts: GraphParts) -> ModelProgram:
     """Return the program of a graph and its ends, as they are now."""
     program = program_of_graph(
         parts.graph,
-        parts.inputs,
+        dict(parts.inputs),
         {name: sink.inputs[0] for name, sink in parts.sinks.items()},
         functions.bindings(parts.graph),
     )
@@ -145,7 +145,7 @@ def materialize(
     """Make an editable graph of a program."""
     _check_ends(program, what)
     program = replace(program)
-    shared_state.prune(program)
+    programs.prune(program)
     _forget_defaults(program)
     graph_def = program.graph_def
     outputs = {name: tensor_name(t) for name, t in program.outputs.items()}
@@ -167,12 +167,12 @@ def materialize(
     program = replace(
         program, graph_def=graph_def, outputs=outputs, side_effects=effects
     )
-    shared_state.prune(program, origins)
+    programs.prune(program, origins)
     graph_def = program.graph_def
     sink = graph_def.node.add(op="NoOp", input=[f"^{name}" for name in effects])
     sink.name = programs.fresh_name(programs.nodes_by_name(graph_def), SIDE_EFFECTS)
     graph, stand_ins = _imported(graph_def, program.captures, what)
-    shared_state.carry_closures(graph, graph_def.node, program.ancestors, origins)
+    programs.carry_closures(graph, graph_def.node, program.ancestors, origins)
     keras_calls.set_calls(graph, program.layers)
 
     def tensor(name: str) -> Tensor:
@@ -187,7 +187,7 @@ def materialize(
         {name: tensor(t) for name, t in program.inputs.items()},
         {name: make_sink(graph, name, tensor(t)) for name, t in outputs.items()},
         graph.get_operation_by_name(sink.name),
-        list(calls),
+        calls,
     )
 
 
@@ -241,8 +241,7 @@ def _stand_ins(graph_def: Any, captures: dict[str, Any]) -> dict[str, tuple[str,
     if shared:
         for node in graph_def.node:
             inputs = [shared.get(text, text) for text in node.input]
-            del node.input[:]
-            node.input.extend(inputs)
+            node.input[:] = inputs
     return stand_ins
 
 
@@ -258,8 +257,7 @@ def release_colocation(graph_def: Any) -> None:
         if len(inside) == len(groups):
             continue
         if inside:
-            del groups[:]
-            groups.extend(inside)
+            groups[:] = inside
         else:
             del node.attr["_class"]
 
@@ -271,20 +269,14 @@ def make_sink(graph: Graph, name: str, tensor: Tensor) -> Operation:
     return op
 
 
-def ops_to_run(
-    graph: Graph,
-    inputs: Mapping[str, Tensor],
-    sinks: Mapping[str, Operation],
-    side_effects: Operation,
-) -> list[Operation]:
+def ops_to_run(parts: GraphParts) -> list[Operation]:
     """Return the ops that a call runs, in the order of the graph."""
     stops = [
-        *inputs.values(),
-        *(placeholder for _, placeholder in functions.bindings(graph)),
+        *parts.inputs.values(),
+        *(placeholder for _, placeholder in functions.bindings(parts.graph)),
     ]
-    behind = get_backward_walk_ops(
-        [*sinks.values(), side_effects], stop_at_ts=stops, control_inputs=True
-    )
+    ends = [*parts.sinks.values(), parts.side_effects]
+    behind = get_backward_walk_ops(ends, stop_at_ts=stops, control_inputs=True)
     # Ops may wait for what is given, which costs no wait.
     stop_ops = {t.op for t in stops}
     needed = frozenset(op for op in behind if op not in stop_ops)
@@ -301,7 +293,7 @@ def ops_to_run(
                 f"{Words('model.cut(inputs=[...])')}"
             )
     needed |= _needed_by_gradients(needed, stops)
-    return [op for op in graph.get_operations() if op in needed]
+    return [op for op in parts.graph.get_operations() if op in needed]
 
 
 def _needed_by_gradients(
@@ -358,54 +350,40 @@ def variables_of(
 
 # TensorFlow takes the ops of a FuncGraph over once, when the function is made. So a
 # function is built from a copy, and the graph itself stays editable.
-def build(
-    graph: Graph,
-    inputs: Mapping[str, Tensor],
-    sinks: Mapping[str, Operation],
-    side_effects: Operation,
-    holdings: SharedState,
-) -> Any:
+def build(parts: GraphParts, holdings: SharedState) -> Any:
     """Return a concrete function of a graph as it is now."""
-    ops = ops_to_run(graph, inputs, sinks, side_effects)
-    captures = captures_of(graph, ops)
+    ops = ops_to_run(parts)
+    captures = captures_of(parts.graph, ops)
     target = functions.new_function_graph("model")
     read = IdentitySet(t for op in ops for t in op.inputs)
     replaced: list[tuple[Tensor, Tensor]] = []
     arguments: dict[str, Tensor] = {}
-    names = _ArgumentNames(ops)
+    # The importer renames an op that is called like the scope of an op that is there
+    # already, so an argument must not open a scope that an op is called like.
+    taken = {op.name for op in ops}
+    taken |= {name.partition("/")[0] for name in taken}
+
+    def argument_name(op: Operation) -> str:
+        return programs.take_name(taken, op.name.replace("/", "."))
+
     with creation.neutral(target):
-        for name, t in inputs.items():
-            arguments[name] = tf.compat.v1.placeholder(t.dtype, t.shape, names(t.op))
+        for name, t in parts.inputs.items():
+            free = argument_name(t.op)
+            arguments[name] = tf.compat.v1.placeholder(t.dtype, t.shape, free)
             # An input that no op reads stays an argument, and has nothing to replace.
             if t in read:
                 replaced.append((t, arguments[name]))
     for outside, inside in captures:
         stand_in = functions.make_capture_placeholder(
-            target, names(inside.op), inside.dtype, inside.shape, outside
+            target, argument_name(inside.op), inside.dtype, inside.shape, outside
         )
         replaced.append((inside, stand_in))
     _, info = transformer.copy_with_input_replacements(ops, replaced, dst_graph=target)
-    results = {n: info.transformed(sink.outputs[0]) for n, sink in sinks.items()}
-    waits = [info.transformed(op) for op in side_effects.control_inputs]
-    variables = variables_of(graph, captures, holdings)
+    results = {n: info.transformed(sink.outputs[0]) for n, sink in parts.sinks.items()}
+    waits = [info.transformed(op) for op in parts.side_effects.control_inputs]
+    variables = variables_of(parts.graph, captures, holdings)
     renew_bodies(target)
     return functions.build_function(target, arguments, results, waits, variables)
-
-
-class _ArgumentNames:
-    """Names for placeholders that leave all other ops theirs."""
-
-    # The importer renames an op that is called like the scope of an op that is there
-    # already, so an argument must not open a scope that an op is called like.
-
-    def __init__(self, ops: Iterable[Operation]) -> None:
-        self._taken = {op.name for op in ops}
-        self._taken |= {name.partition("/")[0] for name in self._taken}
-
-    def __call__(self, op: Operation) -> str:
-        name = fresh_name(self._taken, op.name.replace("/", "."))
-        self._taken.add(name)
-        return name
 
 
 def renew_bodies(graph: Graph) -> None:

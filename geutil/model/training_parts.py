@@ -28,9 +28,8 @@ from geutil.graph.types import Operation, Tensor, as_list, is_in_scope
 from geutil.graph.walks import closure, data_inputs, node_name, walk
 from geutil.model import inference_form, programs
 from geutil.model.core import EditableModel, M
-from geutil.model.inference_form import Turned
+from geutil.model.inference_form import StripOptions, Stripped, StripReport, Turned
 from geutil.model.programs import ModelProgram, nodes_behind
-from geutil.model.strip_report import StripOptions, Stripped, StripReport
 from geutil.model.to_graph import GraphParts, keep_of, materialize, program_of_parts
 from geutil.rewrite import Any as AnyTensor
 from geutil.rewrite import Match, Op, RewriteReport, Rule, rewrite
@@ -307,9 +306,8 @@ def strip_training(
 def _without_switches(
     original: ModelProgram, options: StripOptions, what: str
 ) -> tuple[ModelProgram, list[Stripped]]:
-    program = replace(original, inputs=dict(original.inputs))
-    program.graph_def = type(original.graph_def)()
-    program.graph_def.CopyFrom(original.graph_def)
+    graph_def = programs.subgraph(original.graph_def, original.graph_def.node)
+    program = replace(original, graph_def=graph_def, inputs=dict(original.inputs))
     switches = inference_form.set_switches(program, options)
     if not switches.nodes:
         return program, switches.entries
@@ -353,8 +351,8 @@ def _captured_elsewhere(model: EditableModel) -> dict[int, str]:
 
 def _drop_inputs(original: ModelProgram, program: ModelProgram) -> list[Stripped]:
     """Drop the inputs that only stripped parts needed, in place."""
-    before = {node.name for node in _needed(original).node}
-    after = {node.name for node in _needed(program).node}
+    before = programs.needed_names(original)
+    after = programs.needed_names(program)
     gone = [
         name
         for name, t in program.inputs.items()
@@ -370,15 +368,13 @@ def _needed(program: ModelProgram) -> Any:
     """Return the graph that a call of a program runs."""
     ends = [*map(node_name, program.outputs.values()), *program.side_effects]
     stops = [node_name(t) for t in program.captures]
-    graph_def = type(program.graph_def)()
-    graph_def.node.extend(nodes_behind(program.graph_def, ends, stops))
-    graph_def.library.CopyFrom(program.graph_def.library)
-    return graph_def
+    behind = nodes_behind(program.graph_def, ends, stops)
+    return programs.subgraph(program.graph_def, behind)
 
 
 def _unread_variables(model: EditableModel, program: ModelProgram) -> list[Stripped]:
     """Return the variables that no signature uses any more."""
-    running = {node.name for node in _needed(program).node}
+    running = programs.needed_names(program)
     used = {id(e) for t, e in program.captures.items() if node_name(t) in running}
     used |= _captured_elsewhere(model).keys()
     return [
@@ -423,8 +419,7 @@ def prune(program: ModelProgram, dropped: Iterable[str], kept: Iterable[str]) ->
         before = awaited if node.name in emptied else awaited_or_needed
         inputs = [t for t in node.input if t[0] != "^" or node_name(t) in before]
         if len(inputs) < len(node.input):
-            del node.input[:]
-            node.input.extend(inputs)
+            node.input[:] = inputs
     program.side_effects = [n for n in program.side_effects if n in effective]
     unread = map(node_name, program.inputs.values())
     ends = [*roots, *program.side_effects, *unread]
@@ -486,12 +481,12 @@ _WRITES = (
 
 
 def _is_training_write(node: Any) -> bool:
-    """Tell whether a node is the step of an optimizer."""
+    """Return whether a node is the step of an optimizer."""
     return bool(node.op.startswith(_TRAINING))
 
 
 def _is_write(node: Any) -> bool:
-    """Tell whether a node changes the variable that its first input is."""
+    """Return whether a node changes the variable that its first input is."""
     return node.op in RANDOM_STATE or node.op.startswith((*_TRAINING, *_WRITES))
 
 

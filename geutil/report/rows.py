@@ -9,7 +9,7 @@ from typing import Any
 from geutil.batchnorm import FoldReport
 from geutil.gradients import Report as GradientReport
 from geutil.model import BatchReport, Comparison, Inspection
-from geutil.model.strip_report import StripReport
+from geutil.model.inference_form import StripReport
 from geutil.quantize import (
     BitPlan,
     CalibrationReport,

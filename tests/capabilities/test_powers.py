@@ -17,7 +17,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.client import pywrap_tf_session
 
 from geutil import model, tflite
-from geutil.capabilities import graph_scan, power_kinds, scan
+from geutil.capabilities import power_kinds, scan
 from geutil.errors import ModelError
 from geutil.model import opener, powers
 from testdata.powers import FILES, HIDDEN, NOT_RUN, PREPARED, SAMPLES, save
@@ -243,7 +243,7 @@ def test_a_long_string_is_no_piece_of_a_path():
         value = graph_def.node.add(name=name, op="Const").attr["value"].tensor
         value.CopyFrom(tf.make_tensor_proto(text))
     data = graph_def.SerializeToString()
-    body, _ = graph_scan.bodies_of(data, (0, len(data)))
+    body, _ = power_kinds.bodies_of(data, (0, len(data)))
     pieces = {n: all(map(scan._is_piece, b.strings)) for n, b in body.nodes.items()}
     assert pieces == {"short": True, "long": False}
     assert body.value("long").text is None
@@ -390,9 +390,9 @@ def test_a_saver_writes_below_the_path_that_it_is_passed():
         (("part",), False),
     ):
         nodes = {
-            n: graph_scan.ScannedNode("Const", (), (v,)) for n, v in constants.items()
+            n: power_kinds.ScannedNode("Const", (), (v,)) for n, v in constants.items()
         }
-        nodes["joined"] = graph_scan.ScannedNode("StringJoin", pieces, ())
+        nodes["joined"] = power_kinds.ScannedNode("StringJoin", pieces, ())
         body = SimpleNamespace(arguments=("prefix",), nodes=nodes)
         assert scan._is_within(body, "joined") == is_within, pieces
 

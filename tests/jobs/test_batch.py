@@ -22,13 +22,13 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from geutil import model
+from geutil import child_processes, model
 from geutil.cli import batch_child
 from geutil.cli.commands import app
 from geutil.cli.main import run
 from geutil.errors import ArgumentTypeError, GeutilError, ModelError
 from geutil.formats import format_by_name
-from geutil.jobs import batch_inputs, executors, model_job
+from geutil.jobs import batch_inputs, batches, model_job
 from geutil.jobs.batches import LOCK
 from geutil.model import BatchEntry, BatchReport, RayExecutor, batch
 from geutil.quantize.calibration.calibration import BEST
@@ -424,7 +424,7 @@ def server():
 
 @pytest.fixture
 def one_server(server, monkeypatch):
-    monkeypatch.setattr(executors, "ForkServer", server)
+    monkeypatch.setattr(batches, "ForkServer", server)
 
 
 @pytest.fixture
@@ -466,7 +466,8 @@ def pass_time_for_what_hangs(patch, marker):
 
     patch.setattr(model_job.ForkedProcess, "wait", wait_and_pass_time)
     clock = SimpleNamespace(monotonic=monotonic, sleep=time.sleep)
-    patch.setattr(model_job, "time", clock)
+    for module in (child_processes, model_job):
+        patch.setattr(module, "time", clock)
 
 
 @pytest.fixture(scope="module")
@@ -486,7 +487,7 @@ def outcome(server, tmp_path_factory):
         batch_steps.text_bytes,
     ]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(executors, "ForkServer", server)
+        patch.setattr(batches, "ForkServer", server)
         pass_time_for_what_hangs(patch, marker)
         report = batch(zoo, pipeline, output, workers=2, timeout=TIMEOUT)
     assert has_ended(int(marker.read_text()))
@@ -606,13 +607,13 @@ def test_the_command(affine, tmp_path, capsys):
 def cheap(monkeypatch, marker):
     """Let jobs do nothing, but the first one may kill its worker."""
     run = partial(batch_steps.no_job, marker=str(marker))
-    monkeypatch.setattr(executors, "run_job", run)
+    monkeypatch.setattr(batches, "run_job", run)
 
 
 def test_where_no_process_forks_there_is_no_server(three, monkeypatch):
     cheap(monkeypatch, three / "a.pb")
     server = SimpleNamespace(address="a server", close=lambda: None)
-    monkeypatch.setattr(executors, "ForkServer", lambda: server)
+    monkeypatch.setattr(batches, "ForkServer", lambda: server)
     # What no server does is noted.
     for platform, reason in (("linux", "by a server"), ("darwin", "without a server")):
         monkeypatch.setattr(model_job, "sys", SimpleNamespace(platform=platform))

@@ -12,7 +12,7 @@ from geutil import errors, model
 from geutil.graph import creation
 from geutil.model import frozen_variables
 from geutil.model.frozen_variables import replace_handles
-from geutil.model.handle_values import HandleValue
+from geutil.model.variable_nodes import HandleValue
 from tests.model.body_samples import gradients
 from tests.model.frozen_samples import (
     FLOATS,

@@ -359,6 +359,46 @@ def test_hdf5_files_are_read_alike_before_tensorflow_starts(tmp_path):
     assert json.loads(done.stdout) == expected
 
 
+IMPATIENT = """
+import os, sys
+from geutil.errors import ModelError
+from geutil.model import inspect
+from geutil.model.files import keras_files
+keras_files._SECONDS = 0
+try:
+    inspect(sys.argv[1])
+except ModelError as error:
+    print(error)
+try:
+    print(os.waitpid(-1, 0))
+except ChildProcessError:
+    print("no child is left")
+"""
+
+
+# No copy is made of a process with threads: another one is started.
+THREAD = """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+
+
+@pytest.mark.parametrize("start", ["", THREAD], ids=["forked", "started"])
+def test_a_reader_of_hdf5_is_ended_at_the_limit(tmp_path, start):
+    # It need not be damaged to take longer than no time.
+    (tmp_path / "a.h5").write_bytes(b"no file of this kind")
+    done = subprocess.run(
+        [sys.executable, "-c", start + IMPATIENT, tmp_path / "a.h5"],
+        capture_output=True,
+        check=True,
+        text=True,
+    )
+    assert done.stdout.splitlines() == [
+        f"'{tmp_path / 'a.h5'}' is no whole HDF5 file: it is not read within 0 s",
+        "no child is left",
+    ]
+
+
 def test_what_is_no_model_is_refused(tmp_path, keras_file):
     data = keras_file.read_bytes()
     (tmp_path / "a.keras").write_bytes(data[:200])

@@ -198,9 +198,7 @@ def test_signatures_that_are_none_are_refused(tmp_path, monkeypatch):
     """As a damaged file may have them."""
     small_models.save_two_signatures(tmp_path / "m")
     loaded = tf.Module()
-    monkeypatch.setattr(
-        "geutil.model.sources.saved_model_folders.load_saved_model", lambda *_: loaded
-    )
+    monkeypatch.setattr("geutil.model.opener.load_saved_model", lambda *_: loaded)
     for signatures in (object(), {"encode": object()}):
         loaded.signatures = signatures
         with pytest.raises(model.ModelError, match="the file is damaged"):

@@ -21,7 +21,7 @@ from geutil.graph.walks import (
     topological_order,
     walk_by_identity,
 )
-from geutil.model.programs import fresh_name
+from geutil.model.programs import take_name
 
 
 @dataclass(frozen=True)
@@ -388,8 +388,7 @@ class NodeWriter:
             if id(op) not in written:
                 node = self._nodes.add()
                 node.CopyFrom(op.node_def)
-                node.name = fresh_name(self._names, f"{name}/{op.name}")
-                self._names.add(node.name)
+                node.name = take_name(self._names, f"{name}/{op.name}")
                 node.input[:] = [written[id(t.op)] for t in op.inputs]
                 if not op.inputs:
                     # It keeps a constant in the loop of version 1 that it is for.

@@ -101,7 +101,7 @@ def _reads(site: Site, body: Scope) -> Iterator[_Read]:
 
 
 def is_along_first_axis(entry: ScopeNode, entries: Mapping[str, ScopeNode]) -> bool:
-    """Tell whether an op may take less than all along the first axis."""
+    """Return whether an op may take less than all along the first axis."""
     if entry.node.op == "StridedSlice":
         masks = ("begin_mask", "ellipsis_mask", "new_axis_mask")
         return not any(entry.node.attr[mask].i & 1 for mask in masks)
@@ -359,7 +359,7 @@ class RowFrames:
             site.set_attribute("element_shape", open_shape)
 
     def is_of_rows(self, site: Site) -> bool:
-        """Tell whether an op takes an array with an element for each row."""
+        """Return whether an op takes an array with an element for each row."""
         array = site.producers[0] if site.producers else None
         return array is not None and array.node.name in self._arrays_of_rows
 

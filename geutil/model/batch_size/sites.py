@@ -99,7 +99,7 @@ class Probing:
         self._growing.update(t.name for t in tensors)
 
     def grows(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor depends on the inputs."""
+        """Return whether a tensor depends on the inputs."""
         return tensor.name in self._growing
 
     def mark_list_of_rows(self, handle: Tensor) -> None:
@@ -107,7 +107,7 @@ class Probing:
         self._lists_of_rows.add(handle.name)
 
     def is_list_of_rows(self, handle: Tensor) -> bool:
-        """Tell whether a list has an element for each row of the batch."""
+        """Return whether a list has an element for each row of the batch."""
         return handle.name in self._lists_of_rows
 
     def axis(self, tensor: Tensor) -> int | None:
@@ -154,7 +154,7 @@ class Probing:
         return [d if v is None else int(v) for v, d in pairs]
 
     def rows_are_equal(self, tensor: Tensor, axis: int) -> bool:
-        """Tell whether it is certain that all slices along an axis are equal."""
+        """Return whether it is certain that all slices along an axis are equal."""
         waiting = [(tensor, axis)]
         for tensor, axis in waiting:
             dims = batch_edits.shape_of(tensor)

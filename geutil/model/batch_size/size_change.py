@@ -138,7 +138,7 @@ class _Settled:
 
     @property
     def sound(self) -> bool:
-        """Tell whether nothing speaks against it."""
+        """Return whether nothing speaks against it."""
         return not self.problems and not (self.earlier and self.lost)
 
 
@@ -210,7 +210,7 @@ def _rounds(site: Site, body: _Body, fixed: frozenset[int]) -> _Settled:
 
 
 def _vaguer(before: Tensor, after: Tensor) -> bool:
-    """Tell whether less is known of a shape."""
+    """Return whether less is known of a shape."""
     old, new = shape_of(before), shape_of(after)
     if old is None or new is None:
         return old is not None

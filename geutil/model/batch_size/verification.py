@@ -41,7 +41,7 @@ def eps(dtype: Any) -> float:
 
 
 def same_bits(a: Array, b: Array) -> bool:
-    """Tell whether two arrays are the same, signs of zero and NaNs' payloads aside."""
+    """Return whether two arrays are the same but for signs of zero and NaN payloads."""
     return a.dtype == b.dtype and distance(a, b) == 0.0
 
 
@@ -447,7 +447,7 @@ by neither 1 nor 100, a threshold of 500 by 1000 and by nothing less.
 
 
 def _proved_behind(trial: ModelTrial, output: str, size: int, old: int) -> bool:
-    """Tell whether the tensors behind an output match, up to where rows differ."""
+    """Return whether the tensors behind an output match, up to where rows differ."""
     start = trial.model.outputs[output]
     inputs = [t.name for t in trial.model.inputs.values()]
     most = _FIRST_BEHIND
@@ -487,7 +487,7 @@ def _growing(model: EditableModel) -> frozenset[Operation]:
 
 
 def _grows(model: EditableModel, output: str) -> bool:
-    """Tell whether an output depends on the inputs."""
+    """Return whether an output depends on the inputs."""
     return model.outputs[output].op in _growing(model)
 
 

@@ -579,7 +579,7 @@ def _growing(
 
 
 def _had(enter: str, done: Walk) -> bool:
-    """Tell whether a variable was given the batch, or could not be."""
+    """Return whether a variable was given the batch, or could not be."""
     noted = [e.node for e in done.plan.edits] + [p.node for p in done.plan.problems]
     return enter in noted
 
@@ -605,7 +605,7 @@ def _held(
     probing: Probing,
     starts: Starts,
 ) -> bool:
-    """Tell whether variables that have the batch at their start keep it."""
+    """Return whether variables that have the batch at their start keep it."""
     return all(
         probing.axis(t) == starts[enter.node.name][0]
         for enter, merge in loops

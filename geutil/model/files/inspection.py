@@ -1,7 +1,7 @@
 """Inspections: the facts of a model from its files alone; those of TFLite files.
 
 Those of TFLite files have the quantization and the types that ops compute in, without
-an interpreter. Other files are read in `inspect_files` and `keras_files`.
+an interpreter. Other files are read in `proto_files` and `keras_files`.
 """
 
 from __future__ import annotations

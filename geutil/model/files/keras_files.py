@@ -10,14 +10,11 @@ from __future__ import annotations
 import io
 import json
 import os
-import select
 import shutil
-import signal
 import struct
 import subprocess
 import sys
 import threading
-import time
 import zipfile
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +26,7 @@ from tempfile import TemporaryFile
 from typing import Any, BinaryIO, NamedTuple
 from zipfile import ZIP_STORED, BadZipFile, ZipFile
 
+from geutil.child_processes import ForkedCall, watch
 from geutil.errors import ModelError
 from geutil.graph.walks import tree
 from geutil.model.files.inspection import (
@@ -118,7 +116,7 @@ def _started(file: Path, entries: tuple[str, ...]) -> tuple[int, bytes, bytes]:
 
 
 def _can_fork() -> bool:
-    """Tell whether a copy of this process can read a file."""
+    """Return whether a copy of this process can read a file."""
     # TensorFlow and threads of Python may hold locks, which nobody frees in a copy.
     # numpy has threads of OpenBLAS, which frees its own.
     is_alone = "tensorflow" not in sys.modules and threading.active_count() == 1
@@ -130,39 +128,20 @@ def _forked(file: Path, entries: tuple[str, ...]) -> tuple[int, bytes, bytes]:
     # For the copy, which begins with all that is imported.
     import h5py  # noqa: F401
 
-    reading, writing = os.pipe()
-    with TemporaryFile() as errors, open(reading, "rb") as pipe:  # noqa: PTH123
-        pid = os.fork()
-        if not pid:
-            code = 1
-            try:
-                os.dup2(errors.fileno(), 2)
-                words, code = _told(str(file), entries)
-                with open(2 if code else writing, "w") as out:  # noqa: PTH123
-                    out.write(words)
-            finally:
-                os._exit(code)
-        os.close(writing)
-        try:
-            told = _all_of(pipe)
-        except BaseException:
-            os.kill(pid, signal.SIGKILL)
-            raise
-        finally:
-            _, status = os.waitpid(pid, 0)
+    with TemporaryFile() as errors:
+
+        def read(writing: int) -> int:
+            os.dup2(errors.fileno(), 2)
+            words, code = _told(str(file), entries)
+            with open(2 if code else writing, "w") as out:  # noqa: PTH123
+                out.write(words)
+            return code
+
+        reader = ForkedCall(read)
+        if watch(reader, _SECONDS, every=_SECONDS) == "timed out":
+            raise TimeoutError
         errors.seek(0)
-        return os.waitstatus_to_exitcode(status), told, errors.read()
-
-
-def _all_of(pipe: BinaryIO) -> bytes:
-    """Read a pipe to its end, for which the limit of time holds."""
-    parts: list[bytes] = []
-    end = time.monotonic() + _SECONDS
-    while select.select([pipe], [], [], max(0.0, end - time.monotonic()))[0]:
-        parts.append(os.read(pipe.fileno(), 1 << 16))
-        if not parts[-1]:
-            return b"".join(parts)
-    raise TimeoutError
+        return reader.code or 0, reader.output, errors.read()
 
 
 def _told(file: str, entries: Sequence[str]) -> tuple[str, int]:

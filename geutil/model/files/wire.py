@@ -161,12 +161,12 @@ def text_kind(text: str) -> str | None:
 
 
 def _are_nodes(buffer: Buffer, candidates: list[Field]) -> bool:
-    """Tell whether most of the fields look like a NodeDef: one may be damaged."""
+    """Return whether most of the fields look like a NodeDef: one may be damaged."""
     return 2 * sum(_is_node(buffer, f) for f in candidates) > len(candidates)
 
 
 def _is_node(buffer: Buffer, field: Field) -> bool:
-    """Tell whether a field looks like a NodeDef: it has an op type."""
+    """Return whether a field looks like a NodeDef: it has an op type."""
     try:
         inner = list(fields(buffer, field.start, field.end))
     except ModelError:

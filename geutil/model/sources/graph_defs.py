@@ -29,18 +29,15 @@ from geutil.graph.protos import op_def_of
 from geutil.graph.resource_variables import VariableFacts, uninitialized_variable
 from geutil.graph.types import Graph, is_op, is_tensor, type_name
 from geutil.graph.walks import node_name, short_name, tensor_name
-from geutil.model import frozen_variables, handle_values, programs
+from geutil.model import frozen_variables, programs, variable_nodes
 from geutil.model.files.tensor_checks import UNKNOWN, OpSignatures
-from geutil.model.handle_values import HandleValue, Versions
-from geutil.model.programs import ModelProgram
-from geutil.model.shared_state import SharedState
-from geutil.model.sources import v1_variables
-from geutil.model.sources.v1_variables import GraphResource
+from geutil.model.programs import ModelProgram, SharedState
+from geutil.model.variable_nodes import GraphResource, HandleValue, Versions
 
 _logger = logging.getLogger("geutil")
 _HANDLES = frozenset(t.as_datatype_enum for t in (tf.resource, tf.variant))
 _PASSING = frozenset(
-    (*handle_values.SINGLE_PASSES, *handle_values.LIST_PASSES, "Switch")
+    (*variable_nodes.SINGLE_PASSES, *variable_nodes.LIST_PASSES, "Switch")
 )
 
 
@@ -71,10 +68,9 @@ def insert_handles(graph_def: Any) -> Frozen:
                 continue
             if (text, kind) not in handles:
                 handles[text, kind] = handle = _variable_for(producer, kind, dtype)
-                handle.name = programs.fresh_name(
+                handle.name = programs.take_name(
                     names, f"{node_name(text)}/geutil_handle"
                 )
-                names.add(handle.name)
             node.input[index] = handles[text, kind].name
     # Readers of a reference may wait for a change.
     references = {t: h.name for (t, kind), h in handles.items() if kind == "VariableV2"}
@@ -138,13 +134,13 @@ def _handles_taken(node: Any, signatures: OpSignatures) -> Iterator[tuple[int, s
         return
     if any(argument.is_ref for argument in signature.inputs):
         for index, text in enumerate(node.input):
-            if v1_variables.takes_reference(node, index) and not text.startswith("^"):
+            if variable_nodes.takes_reference(node, index) and not text.startswith("^"):
                 yield index, "VariableV2"
         return
     if (
         any(argument.type in _HANDLES for argument in signature.inputs)
         or node.op in _PASSING
-        or node.op in handle_values.CALLS
+        or node.op in variable_nodes.CALLS
     ):
         try:
             types = signature.input_types(node.attr)
@@ -220,8 +216,7 @@ def put_values(graph_def: Any, frozen: Frozen, what: str) -> None:
     for node in graph_def.node:
         if node.name not in seeds:
             texts = [values.get(short_name(text), text) for text in node.input]
-            del node.input[:]
-            node.input.extend(texts)
+            node.input[:] = texts
             left.append(node)
     graph_def.CopyFrom(programs.subgraph(graph_def, left))
 
@@ -237,18 +232,14 @@ def with_placeholders(program: ModelProgram, what: str) -> ModelProgram:
     if not fed:
         return program
     # The graph belongs to the caller, and stays as it is.
-    graph_def = type(program.graph_def)()
-    graph_def.CopyFrom(program.graph_def)
+    graph_def = programs.subgraph(program.graph_def, program.graph_def.node)
     program = replace(program, graph_def=graph_def)
     node_names = set(nodes)
     stand_ins = {}
     for name, spec in _specs(graph_def, fed, what).items():
-        node = graph_def.node.add(op="Placeholder")
-        node.name = programs.fresh_name(node_names, programs.legal_name(name))
-        node.attr["dtype"].type = spec.dtype.base_dtype.as_datatype_enum
-        node.attr["shape"].shape.CopyFrom(spec.shape.as_proto())
-        node_names.add(node.name)
-        stand_ins[fed[name]] = f"{node.name}:0"
+        free = programs.take_name(node_names, programs.legal_name(name))
+        graph_def.node.append(programs.placeholder(free, spec))
+        stand_ins[fed[name]] = f"{free}:0"
     programs.redirect(program, stand_ins)
     program.inputs = {
         name: stand_ins.get(tensor_name(t), t) for name, t in program.inputs.items()
@@ -345,7 +336,7 @@ def _results(graph_def: Any) -> list[str]:
 
 
 def _has_outputs(op_type: str) -> bool:
-    """Tell whether ops of a type have outputs; a function's call may have."""
+    """Return whether ops of a type have outputs; a function's call may have."""
     definition = op_def_of(op_type)
     return definition is None or bool(definition.output_arg)
 
@@ -369,9 +360,9 @@ def programs_of_graph_def(
     # value of a variable from its op's name and node; None where it has none.
     graph_def = _needed(graph_def, signatures.values())
     ends = [t for _, outputs in signatures.values() for t in outputs.values()]
-    values = v1_variables.with_resource_variables(graph_def, ends)
+    values = variable_nodes.with_resource_variables(graph_def, ends)
     put_values(graph_def, frozen, what)
-    assets = {**v1_variables.files_of_tables(graph_def), **(assets or {})}
+    assets = {**variable_nodes.files_of_tables(graph_def), **(assets or {})}
     holdings = SharedState()
     captures: dict[str, Any] = {}
     shared: dict[bytes, tf.Variable] = {}
@@ -382,7 +373,7 @@ def programs_of_graph_def(
                 shared[key] = _variable(node, facts or {}, value_of)
             copy = replicas.first_copy(shared[key])
             captures[f"{node.name}:0"] = copy.handle
-        elif v1_variables.is_table(node):
+        elif variable_nodes.is_table(node):
             resource = _table(graph_def, node, assets, what)
             holdings.resources.append(resource)
             holdings.assets += resource.assets
@@ -415,8 +406,8 @@ def _needed(
     names |= {name for name, node in nodes.items() if node.op in op_types.VARIABLES}
     while True:
         behind = programs.nodes_behind(graph_def, names)
-        tables = (node for node in behind if v1_variables.is_table(node))
-        fills = (v1_variables.initializer_of(graph_def, table) for table in tables)
+        tables = (node for node in behind if variable_nodes.is_table(node))
+        fills = (variable_nodes.initializer_of(graph_def, table) for table in tables)
         names, before = names.union(fill for fill in fills if fill), names
         if names == before:
             return programs.subgraph(graph_def, behind)
@@ -427,7 +418,7 @@ def _table(
 ) -> GraphResource:
     try:
         return GraphResource(
-            graph_def, node, v1_variables.initializer_of(graph_def, node), assets
+            graph_def, node, variable_nodes.initializer_of(graph_def, node), assets
         )
     except tf.errors.OpError as error:
         # Before it come Python's lines that made the node; behind it, its name.

@@ -19,8 +19,7 @@ from geutil.graph.keras_calls import LayerCall
 from geutil.graph.types import Graph, Tensor
 from geutil.graph.walks import node_name
 from geutil.model.files.keras_files import inspect_keras, refuse_code, without_values
-from geutil.model.programs import Ancestor, ModelProgram, nodes_by_name
-from geutil.model.shared_state import SharedState
+from geutil.model.programs import Ancestor, ModelProgram, SharedState, nodes_by_name
 
 CONSTANT_LIMIT = 64 * 2**20
 """Captured values of at most so many bytes become constants of the graph."""
@@ -184,7 +183,7 @@ class KerasWeight:
 
 
 def is_keras_model(source: Any) -> bool:
-    """Tell whether `source` is a model of Keras or of tf_keras."""
+    """Return whether `source` is a model of Keras or of tf_keras."""
     return _library_of(source) is not None
 
 

@@ -16,10 +16,13 @@ import tensorflow as tf
 
 from geutil.errors import TFLiteError
 from geutil.graph import creation
-from geutil.model.sources.tflite_values import lowest_number
+from geutil.tflite.kinds import limits
 from geutil.tflite.numbers import dense
 from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor
 from geutil.tflite.schema import words
+
+BITS = {"int16": 16, "int2": 2, "int4": 4, "int8": 8, "uint4": 4, "uint8": 8}
+"""The bits of types whose integers stand for numbers on steps."""
 
 Shape = tuple[int | None, ...]
 Value = Any
@@ -64,7 +67,7 @@ class Call:
         return self.around.tensor(self.source(place), is_learned)
 
     def has(self, place: int) -> bool:
-        """Tell whether there is an input at a place."""
+        """Return whether there is an input at a place."""
         return place < len(self.op.inputs) and self.op.inputs[place] is not None
 
     def source(self, place: int) -> LiteTensor:
@@ -355,13 +358,26 @@ def _fake_quant(call: Call) -> Any:
     )
 
 
+def has_steps(tensor: LiteTensor) -> bool:
+    """Return whether a tensor holds quantized integers of at most 16 bits."""
+    return bool(tensor.quantization and tensor.dtype in BITS)
+
+
+def _lowest_number(tensor: LiteTensor) -> float | None:
+    """Return the lowest number that a tensor of one range can hold; None of others."""
+    steps = tensor.quantization
+    if steps is None or not has_steps(tensor) or len(steps.scales) != 1:
+        return None
+    return steps.scales[0] * (limits(tensor.dtype)[0] - steps.zero_points[0])
+
+
 def _with_other_steps(call: Call) -> Any:
     """Return a tensor that is rounded next, cut off at 0 if the new range begins there.
 
     TFLite's converter leaves out the second of two FakeQuant ops, but no Relu.
     """
     x = call[0]
-    before, after = lowest_number(call.source(0)), lowest_number(call.op.outputs[0])
+    before, after = _lowest_number(call.source(0)), _lowest_number(call.op.outputs[0])
     cuts = before is not None and before < 0.0 and after == 0.0
     return tf.nn.relu(x) if cuts else x
 
