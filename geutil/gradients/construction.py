@@ -49,7 +49,6 @@ from geutil.graph import (
     types,
     v1_control_flow,
 )
-from geutil.graph.creation import add_control_edges, make_stand_in, set_new_input
 from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import closure
 from geutil.memory import sizes
@@ -338,7 +337,8 @@ def _reread(
 # which run again, and products of several constants and tensors: Grappler joins the
 # constants (ConstantPushDown) in an order that depends on the whole graph.
 
-JOINED = frozenset(("Add", "AddN", "AddV2", "Mul"))
+_JOINED_ALONE = frozenset(("Add", "AddN", "AddV2", "Mul"))
+"""Ops that Grappler joins with their reader where that is the only one."""
 
 Readers = IdentityMap[list[tuple[Operation, int]]]
 
@@ -374,13 +374,13 @@ def keep_apart(
             if len(before.get(t, ())) < 2:
                 continue
             if len(after.get(t, ())) == 1:
-                apart = make_stand_in(t, RECOMPUTED, "apart")
-                add_control_edges(later, [apart.op])
+                apart = creation.make_stand_in(t, RECOMPUTED, "apart")
+                creation.add_control_edges(later, [apart.op])
             readers = after.get(copied, ())
             # oneDNN computes the gradient of a pool that it reads itself.
             if len(readers) == 1 and "PoolGrad" not in readers[0][0].type:
-                apart = make_stand_in(copied, RECOMPUTED, "apart")
-                set_new_input(*readers[0], apart)
+                apart = creation.make_stand_in(copied, RECOMPUTED, "apart")
+                creation.set_new_input(*readers[0], apart)
 
 
 def without_joined(
@@ -391,7 +391,7 @@ def without_joined(
 
     def joined_with(op: Operation) -> list[Operation]:
         producers = [t.op for t in op.inputs if t.op in backward]
-        is_joined = op.type in JOINED and len(op.outputs[0].consumers()) == 1
+        is_joined = op.type in _JOINED_ALONE and len(op.outputs[0].consumers()) == 1
         return producers if is_joined else []
 
     return tuple(op for op in closure(awaited, joined_with) if not joined_with(op))
@@ -418,13 +418,13 @@ def pin_sum_inputs(
         (total,) = sum_.outputs
         # Grappler may join a sum with a single reader, which a second one would stop.
         readers = before.get(total, ())
-        if len(readers) == 1 and readers[0][0].type in JOINED:
+        if len(readers) == 1 and readers[0][0].type in _JOINED_ALONE:
             continue
         if total not in added:
-            added[total] = make_stand_in(total, RECOMPUTED, "added")
-        holder = make_stand_in(t, RECOMPUTED, "held").op
-        add_control_edges(holder, [added[total].op])
-        add_control_edges(later, [holder])
+            added[total] = creation.make_stand_in(total, RECOMPUTED, "added")
+        holder = creation.make_stand_in(t, RECOMPUTED, "held").op
+        creation.add_control_edges(holder, [added[total].op])
+        creation.add_control_edges(later, [holder])
 
 
 def _reads(tensor: Tensor, before: Readers) -> Iterator[tuple[Tensor, Operation]]:

@@ -31,7 +31,6 @@ from geutil.gradients.step import (
 )
 from geutil.gradients.tape.engine import additions
 from geutil.graph import adjacency, runtime, types, walks
-from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import IdentityMap, IdentitySet, Operation, Tensor
 from geutil.graph.walks import DisjointSets, closure
 from geutil.memory import schedule
@@ -347,7 +346,7 @@ def program_of(step: PlainStep) -> StepProgram:
 
 
 @dataclass(eq=False)
-class _Draft:
+class _StepDraft:
     """The program of a step with segments that run again, while they are added."""
 
     nodes: list[Node]
@@ -371,7 +370,7 @@ class StepProgram:
         fetched = [*step.ys, *tensors_of(step.gradients)]
         # As `build_recomputation` does. XLA's own order is taken to hold as little.
         self._ordered = not runtime.is_determinism_enabled()
-        ops = topological_sort(step.ops(), step.rewired)
+        ops = adjacency.topological_sort(step.ops(), step.rewired)
         reading = read_ops(
             ops, (), tensor_bytes, step.calls, dims=known_dims, edges=step
         )
@@ -529,7 +528,7 @@ class StepProgram:
         # `updates_wait`, updates that matter wait for all readers of their variables,
         # apart from ops that run again. Otherwise an update may leave the old value
         # behind.
-        segments, draft = list(segments), _Draft([*self._nodes], [*self._sizes])
+        segments, draft = list(segments), _StepDraft([*self._nodes], [*self._sizes])
         nodes, sizes = draft.nodes, draft.sizes
         self._add_sent(segments, draft)
         for segment in segments:
@@ -599,7 +598,7 @@ class StepProgram:
         numbers = (self._number.get(id(t)) for t in tensors)
         return [number for number in numbers if number is not None]
 
-    def _add_sent(self, segments: Iterable[Segment], draft: _Draft) -> None:
+    def _add_sent(self, segments: Iterable[Segment], draft: _StepDraft) -> None:
         """Add the sends to another device."""
         # They count for nothing there.
         nodes, sizes = draft.nodes, draft.sizes
@@ -612,13 +611,13 @@ class StepProgram:
             nodes.append(Node(name_of_sent(op), "Identity", [number], [len(sizes)]))
             sizes.append(0)
 
-    def _add_gate(self, segment: Segment, draft: _Draft) -> None:
+    def _add_gate(self, segment: Segment, draft: _StepDraft) -> None:
         """Add the node behind which a segment begins."""
         waits = [self._place[op] for op in segment.awaited if op in self._place]
         draft.gates.append(len(draft.nodes))
         draft.nodes.append(Node("gate", "NoOp", controls=waits, cheap=True, queue=""))
 
-    def _add_returned(self, segment: Segment, draft: _Draft) -> dict[int, int]:
+    def _add_returned(self, segment: Segment, draft: _StepDraft) -> dict[int, int]:
         """Add the returns of kept tensors for a segment; return their numbers."""
         nodes, sizes, sent = draft.nodes, draft.sizes, draft.sent
         back: dict[int, int] = {}
@@ -634,7 +633,7 @@ class StepProgram:
         return back
 
     def _add_segment(
-        self, segment: Segment, draft: _Draft, back: Mapping[int, int]
+        self, segment: Segment, draft: _StepDraft, back: Mapping[int, int]
     ) -> dict[int, int]:
         """Add the second run of a segment behind its gate; return its copies."""
         # `back` are the tensors that come from another device.

@@ -28,7 +28,6 @@ from geutil.graph.op_types import types_in
 from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import closure
 from geutil.memory.kernels import cpu
-from geutil.memory.kernels.cpu import aliases, is_held, passes_on
 from geutil.memory.read import Called, calls_of
 from geutil.memory.times import Times, op_times
 from geutil.select.walks import get_backward_walk_ops
@@ -227,7 +226,7 @@ def why_kept(op: Operation) -> str | None:
         return "it reads or changes a variable of version 1"
     if op.type in _PRIMITIVE_FLOW or v1_control_flow.is_inside(op):
         return "it belongs to a loop or conditional of version 1"
-    if is_held(forwarded_op(op)):
+    if cpu.is_held(forwarded_op(op)):
         return "it is given"
     if runtime.is_determinism_enabled() and is_left_to_chance(op):
         return "the order in which it adds is left to chance"
@@ -237,7 +236,7 @@ def why_kept(op: Operation) -> str | None:
 def forwarded_op(op: Operation) -> Operation:
     """Return the op whose first output an op forwards; itself if it forwards none."""
     # A read of a version 1 variable is an Identity that forwards the variable's buffer.
-    while passes_on(op.type) and op.type not in _PRIMITIVE_FLOW:
+    while cpu.passes_on(op.type) and op.type not in _PRIMITIVE_FLOW:
         op = op.inputs[0].op
     return op
 
@@ -768,7 +767,7 @@ def _shown(op: Operation, tensor: Tensor) -> list[Tensor]:
     # A function may return an argument, and a loop one that it does not change.
     if op.type in _CALLING or v1_control_flow.is_loop_structure(op):
         return list(op.outputs)
-    return [op.outputs[there] for there, i in aliases(op) if op.inputs[i] is tensor]
+    return [op.outputs[there] for there, i in cpu.aliases(op) if op.inputs[i] is tensor]
 
 
 def _behind(
