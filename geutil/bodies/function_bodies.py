@@ -403,7 +403,7 @@ class OpenedFunctions:
 
 
 def _called_others(graph: Graph, new: NewFunctions) -> bool:
-    """Make the ops of a graph call new functions; tell whether one does."""
+    """Make the ops of a graph call new functions; return whether one does."""
     has_new_calls = False
     for caller in callers_in(graph):
         added_names = new.hold(graph, caller) if caller.callees[0].attribute else []

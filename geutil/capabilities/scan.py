@@ -44,9 +44,7 @@ from geutil.model.files.keras_files import (
 )
 from geutil.model.files.proto_files import PathLike
 from geutil.model.files.wire import (
-    GRAPH_DEF,
     META_GRAPH,
-    SAVED_MODEL,
     Buffer,
     Span,
     message_class,
@@ -276,23 +274,18 @@ def _powers_of_directory(folder: Path) -> tuple[list[Power], int]:
 
     All its MetaGraphs are looked at, whichever would be loaded.
     """
-    file = proto_files.saved_model_file(folder)
-    if file.suffix == ".pbtxt":
-        # The scan reads binary protos alone.
-        data = proto_files.read_saved_model(folder).SerializeToString()
-        entries, ops = _told(file, data, folder)
-    else:
-        with wire.mapped(file) as buffer:
-            proto_files.check_binary(buffer, file, SAVED_MODEL)
-            entries, ops = _told(file, buffer, folder)
+    entries: list[Power] = []
+    ops = 0
+    with proto_files.saved_model_bytes(folder) as buffer:
+        for place in wire.spans(buffer, (0, len(buffer)), "SavedModel.meta_graphs"):
+            found, count = _MetaGraph(buffer, place, folder).told()
+            entries += found
+            ops += count
     metadata = folder / _METADATA
     # An empty file cannot be mapped into memory.
     if metadata.is_file() and metadata.stat().st_size:
-        with wire.mapped(metadata) as buffer:
-            try:
-                entries += powers_of_metadata(buffer)
-            except ModelError as error:
-                raise ModelError(f"'{metadata}': {error}") from error
+        with wire.mapped(metadata) as buffer, proto_files.named_in_errors(metadata):
+            entries += powers_of_metadata(buffer)
     return entries, ops
 
 
@@ -301,28 +294,12 @@ def _powers_of_file(file: Path) -> tuple[list[Power], int]:
 
     MetaGraphs of version 1, as checkpoints have them, are looked at, too.
     """
-    if file.suffix in (".pbtxt", ".txt"):
-        data = proto_files.read_graph_def(file).SerializeToString()
-        return _of_graph(data, (0, len(data)))
-    with wire.mapped(file) as buffer:
-        if file.suffix == ".meta":
+    if file.suffix == ".meta":
+        with wire.mapped(file) as buffer:
             proto_files.check_binary(buffer, file, META_GRAPH)
             return _MetaGraph(buffer, (0, len(buffer)), file.parent).told()
-        proto_files.check_binary(buffer, file, GRAPH_DEF)
+    with proto_files.graph_def_bytes(file) as buffer:
         return _of_graph(buffer, (0, len(buffer)))
-
-
-def _told(file: Path, buffer: Buffer, folder: Path) -> tuple[list[Power], int]:
-    entries: list[Power] = []
-    ops = 0
-    try:
-        for place in wire.spans(buffer, (0, len(buffer)), "SavedModel.meta_graphs"):
-            found, count = _MetaGraph(buffer, place, folder).told()
-            entries += found
-            ops += count
-    except ModelError as error:
-        raise ModelError(f"'{file}': {error}") from error
-    return entries, ops
 
 
 def _of_graph(buffer: Buffer, span: Span) -> tuple[list[Power], int]:

@@ -346,7 +346,7 @@ def _process(job: Job, place: Path) -> ChildProcess:
 
 
 def peak_of(pid: int | str) -> int:
-    """Return the most bytes that a process had resident; 0 where that is not told."""
+    """Return the peak resident bytes of a process; 0 where the system has no number."""
     try:
         status = Path(f"/proc/{pid}/status").read_text()
     except OSError:

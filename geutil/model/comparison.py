@@ -166,7 +166,7 @@ def _drawn(
     their_name: Mapping[str, str],
     rng: np.random.Generator,
 ) -> Arrays:
-    """Draw inputs that fit both: what one does not know of a shape, the other may."""
+    """Draw inputs that fit both: a size that one leaves open, the other may fix."""
     theirs = {name: other.inputs[name_] for name, name_ in their_name.items()}
     specs = {
         name: tf.TensorSpec(t.shape.merge_with(theirs[name].shape), t.dtype, name)

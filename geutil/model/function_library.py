@@ -158,7 +158,7 @@ class EditableBody(EditableModel):
         return to_graph.ops_to_run(self._parts())
 
     def captured(self) -> dict[str, Tensor]:
-        """Return the stand-ins of the body's captures, by new names."""
+        """Return the placeholders of the body's captures, by new names."""
         names: dict[str, Tensor] = {}
         if functions.bindings(self.live):
             for _, inside in to_graph.captures_of(self.live, self.needed_ops()):
@@ -167,7 +167,7 @@ class EditableBody(EditableModel):
         return names
 
     def forget_capture(self, inside: Tensor) -> Any:
-        """Unbind the stand-in of a capture, and return the captured tensor."""
+        """Unbind the placeholder of a capture, and return the captured tensor."""
         outside = next(o for o, i in functions.bindings(self.live) if i is inside)
         functions.unbind(self.live, outside)
         return outside

@@ -652,7 +652,7 @@ class _Decider:
                 self._keep(name, dropped.kind, "what stays reads what it gives")
 
     def _behind(self, name: str) -> list[str]:
-        """Return what a node reads, and the writes of variables among it."""
+        """Return the inputs of a node, and the writes of variables among them."""
         if name in self._handles:
             return []
         node = self._nodes[name]

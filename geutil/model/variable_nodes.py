@@ -454,7 +454,7 @@ def _made_by(table: Any) -> Any:
 
 
 def _inside(tensor: Any) -> Any:
-    """Return the stand-in for an eager tensor inside the graph that is being traced."""
+    """Return an eager tensor as one of the graph that is being traced."""
     return tf.raw_ops.Identity(input=tensor)
 
 

@@ -49,7 +49,7 @@ from geutil.model.core import EditableModel, M
 from geutil.model.programs import ModelProgram, fresh_name, nodes_by_name, set_constant
 
 _OPAQUE = (tf.resource, tf.variant)
-"""Handles: their shapes say nothing about what they correspond to."""
+"""Handles: their shapes say nothing about the values that they refer to."""
 
 
 @dataclass(frozen=True)

@@ -14,6 +14,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -274,6 +275,41 @@ def read_graph_def(path: PathLike) -> GraphDef:
     return _read(file, GRAPH_DEF)
 
 
+@contextmanager
+def named_in_errors(file: Path) -> Iterator[None]:
+    """Name a file in the errors that are raised in this context."""
+    try:
+        yield
+    except ModelError as error:
+        raise ModelError(f"'{file}': {error}") from error
+
+
+@contextmanager
+def saved_model_bytes(folder: Path) -> Iterator[Buffer]:
+    """Map the proto of a SavedModel into memory; a text form is parsed whole."""
+    file = saved_model_file(folder)
+    if file.suffix == ".pbtxt":
+        data = read_saved_model(folder).SerializeToString()
+        with named_in_errors(file):
+            yield data
+        return
+    with wire.mapped(file) as buffer:
+        check_binary(buffer, file, SAVED_MODEL)
+        with named_in_errors(file):
+            yield buffer
+
+
+@contextmanager
+def graph_def_bytes(file: Path) -> Iterator[Buffer]:
+    """Map a file with a GraphDef into memory; a text form is parsed whole."""
+    if file.suffix in (".pbtxt", ".txt"):
+        yield read_graph_def(file).SerializeToString()
+        return
+    with wire.mapped(file) as buffer:
+        check_binary(buffer, file, GRAPH_DEF)
+        yield buffer
+
+
 def select_meta_graph(
     saved_model: SavedModel, tags: Iterable[str] | None = None
 ) -> MetaGraphDef:
@@ -410,16 +446,11 @@ def inspect_graphs(
 
 def _inspect_file(file: Path) -> Inspection:
     partial_inspection = Inspection(GRAPH_DEF, file, bytes_total=file.stat().st_size)
-    if file.suffix in (".pbtxt", ".txt"):
-        data = read_graph_def(file).SerializeToString()
-        return _with_graph(partial_inspection, data, (0, len(data)))
-    with wire.mapped(file) as buffer:
-        check_binary(buffer, file, GRAPH_DEF)
-        return _told(file, _with_graph, partial_inspection, buffer, (0, len(buffer)))
+    with graph_def_bytes(file) as buffer, named_in_errors(file):
+        return _with_graph(partial_inspection, buffer, (0, len(buffer)))
 
 
 def _inspect_directory(folder: Path, tags: Iterable[str] | None) -> Inspection:
-    file = saved_model_file(folder)
     prefix = variables_prefix(folder)
     partial_inspection = Inspection(
         SAVED_MODEL,
@@ -427,20 +458,8 @@ def _inspect_directory(folder: Path, tags: Iterable[str] | None) -> Inspection:
         bytes_total=_bytes(folder.rglob("*")),
         bytes_variables=_bytes(prefix.parent.glob("*")),
     )
-    if file.suffix == ".pbtxt":
-        data = read_saved_model(folder).SerializeToString()
-        return _told(file, _with_saved_model, partial_inspection, data, tags)
-    with wire.mapped(file) as buffer:
-        check_binary(buffer, file, SAVED_MODEL)
-        return _told(file, _with_saved_model, partial_inspection, buffer, tags)
-
-
-def _told(file: Path, function: Any, *arguments: Any) -> Any:
-    """Call a function, and name the file in its errors."""
-    try:
-        return function(*arguments)
-    except ModelError as error:
-        raise ModelError(f"'{file}': {error}") from error
+    with saved_model_bytes(folder) as buffer:
+        return _with_saved_model(partial_inspection, buffer, tags)
 
 
 def _with_saved_model(

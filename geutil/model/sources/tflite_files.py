@@ -233,7 +233,7 @@ class _Model:
 
 
 class _Subgraph:
-    """One run of a subgraph of a file: what stands for each of its tensors."""
+    """One run of a subgraph of a file: the value of each of its tensors."""
 
     def __init__(self, model: _Model, graph: LiteGraph, trains: bool) -> None:
         self._model = model

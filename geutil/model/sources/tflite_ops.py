@@ -41,7 +41,7 @@ class Surroundings(Protocol):
         """Return the tensor for weights, whose axes are put in another order."""
 
     def value(self, source: LiteTensor) -> Value:
-        """Return whatever stands for a tensor of the file."""
+        """Return the value of a tensor of the file."""
 
     def results_of(self, graph: LiteGraph, values: Sequence[Value]) -> list[Any]:
         """Return the results of another subgraph."""
@@ -383,7 +383,7 @@ def _with_other_steps(call: Call) -> Any:
 
 
 def _values(call: Call, start: int) -> list[Value]:
-    """Return whatever stands for the inputs of a call, from a place on."""
+    """Return the values of the inputs of a call, from a place on."""
     places = range(start, len(call.op.inputs))
     return [call.around.value(call.source(i)) for i in places]
 
@@ -714,4 +714,4 @@ FORWARDING = words(
     "RESIZE_NEAREST_NEIGHBOR SLICE SPACE_TO_BATCH_ND SPACE_TO_DEPTH SQUEEZE "
     "STRIDED_SLICE TILE TRANSPOSE"
 )
-"""Kinds whose results lie on the steps of what they read, and need no rounding."""
+"""Kinds whose results keep the steps of their inputs, and need no rounding."""
