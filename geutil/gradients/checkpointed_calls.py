@@ -36,15 +36,7 @@ from geutil.gradients.preparation import Prepared, keep_all
 from geutil.gradients.report import publish
 from geutil.gradients.segments import Recomputation, plan_recomputation
 from geutil.gradients.step import PlainStep, build_step
-from geutil.graph import (
-    adjacency,
-    creation,
-    gradient_functions,
-    placement,
-    runtime,
-    state,
-    types,
-)
+from geutil.graph import adjacency, creation, gradient_functions, runtime, state, types
 from geutil.graph.keras_calls import LosingLayer, losses_taken
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 from geutil.graph.walks import closure
@@ -292,7 +284,7 @@ def _call_in_graph(call: Callable[[], Any], options: Options, *, alone: bool) ->
     if not inputs:
         return result
     first = adjacency.creation_index(new_ops[0]) if new_ops else 0
-    placement.plan_for(graph, options.device)
+    runtime.plan_for(graph, options.device)
     # TensorFlow asks for the gradient of a call while it differentiates the graph.
     offload = options.offloading(is_counted=True)
     ends = (first, state.count_ops(graph), alone, offload)

@@ -42,7 +42,6 @@ from geutil.graph import (
     creation,
     function_calls,
     op_types,
-    placement,
     runtime,
     state,
     types,
@@ -99,7 +98,7 @@ class Prepared:
             and types.is_func_graph(graph)
             and not runtime.is_compiled_by_xla(graph)
             and not any(self.candidate.levels)
-            and device_of(placement.planned_for(graph)).allocator is not None
+            and device_of(runtime.planned_for(graph)).allocator is not None
         )
         return Replanning(self.plain, self.options) if is_possible else None
 
@@ -169,7 +168,7 @@ def prepare(
     """Build plain gradients by the arguments of `gradients`, and plan recomputation."""
     targets = require_targets(ys)
     refuse_mesh(targets[0].graph)
-    with placement.planning_for(targets[0].graph, options.device):
+    with runtime.planning_for(targets[0].graph, options.device):
         return _prepared(targets, xs, grad_ys, options, arguments)
 
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from geutil.errors import ArgumentTypeError, RerouteError, VerificationError
 from geutil.graph import adjacency, call_graph, function_calls, v1_control_flow
-from geutil.graph.placement import colocation_names
+from geutil.graph.runtime import colocation_names
 from geutil.graph.types import Graph, Operation, is_graph, type_name
 from geutil.graph.walks import closure, topological_order
 

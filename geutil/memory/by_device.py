@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.graph.placement import share_memory
+from geutil.graph.runtime import share_memory
 from geutil.graph.types import GivenShapes, Operation, Tensor, type_name
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
 from geutil.memory.buffers import Simulation

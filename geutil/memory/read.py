@@ -23,8 +23,7 @@ from geutil.graph import (
     types,
 )
 from geutil.graph.function_calls import LoopBody, Loops, source_of
-from geutil.graph.placement import has_kernels, kind_of, planned_for
-from geutil.graph.runtime import uses_onednn
+from geutil.graph.runtime import has_kernels, kind_of, planned_for, uses_onednn
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, dims_of
 from geutil.memory.allocator import Allocator
 from geutil.memory.executor import simulate

@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import adjacency, creation, runtime, shape_inference, types
-from geutil.graph.placement import checked_default, kind_of, places_of, planned_for
 from geutil.graph.protos import all_nodes
+from geutil.graph.runtime import checked_default, kind_of, places_of, planned_for
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
 from geutil.memory.executor import simulate, typical
 from geutil.memory.program import Program

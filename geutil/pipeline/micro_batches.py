@@ -16,7 +16,7 @@ from geutil.gradients.segments import SCOPE as RECOMPUTED
 from geutil.gradients.step import as_list, source_of, tensors_of
 from geutil.gradients.tape.entries import aggregate
 from geutil.graph import creation, runtime, state, types
-from geutil.graph.placement import colocation_names
+from geutil.graph.runtime import colocation_names
 from geutil.graph.types import (
     Graph,
     IdentityMap,

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
 from geutil.graph import adjacency, edits, op_types, types
-from geutil.graph.placement import colocation_names
+from geutil.graph.runtime import colocation_names
 from geutil.graph.types import GivenShapes, Operation, Tensor, is_stateful, type_name
 from geutil.memory.executor import Pipeline, Schedule, Stage
 from geutil.memory.sizes import tensor_bytes

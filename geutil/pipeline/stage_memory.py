@@ -13,8 +13,8 @@ import numpy.typing as npt
 
 from geutil.errors import PlanError
 from geutil.graph import adjacency, creation, op_types, runtime, types
-from geutil.graph.placement import colocation_names
 from geutil.graph.resource_variables import dtype_behind, shape_behind
+from geutil.graph.runtime import colocation_names
 from geutil.graph.types import GivenShapes, Operation, Tensor
 from geutil.memory.executor import simulate
 from geutil.memory.program import Program

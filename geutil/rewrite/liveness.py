@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from functools import partial
 
 from geutil.graph import adjacency, creation, edits, state, types
-from geutil.graph.placement import drop_missing_colocation
+from geutil.graph.runtime import drop_missing_colocation
 from geutil.graph.state import UndoStep, slot
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 

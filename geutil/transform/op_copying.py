@@ -23,7 +23,7 @@ from geutil.graph import (
     v1_control_flow,
 )
 from geutil.graph.creation import BULK_LIMIT
-from geutil.graph.placement import COLOCATION, rename_entries, set_class_entries
+from geutil.graph.runtime import COLOCATION, rename_entries, set_class_entries
 from geutil.graph.types import (
     Graph,
     Operation,

@@ -29,7 +29,7 @@ from geutil.gradients.step import PlainStep
 from geutil.gradients.step_order import place_to_wait
 from geutil.graph import v1_control_flow
 from geutil.graph.op_types import VALUE_BLIND
-from geutil.graph.placement import checked_default, full_name, planned_for
+from geutil.graph.runtime import checked_default, full_name, planned_for
 from geutil.graph.types import Operation
 from geutil.graph.walks import DisjointSets, closure
 from geutil.memory.program import Program

@@ -32,7 +32,7 @@ from geutil.gradients.planning.step_problem import (
 from geutil.gradients.prediction import Updates, program_of
 from geutil.gradients.segments import Keeps, Recomputation
 from geutil.gradients.step import PlainStep
-from geutil.graph.placement import kind_of, planned_for
+from geutil.graph.runtime import kind_of, planned_for
 from geutil.graph.types import Tensor
 from geutil.memory.read import device_of
 from geutil.memory.sizes import tensor_bytes

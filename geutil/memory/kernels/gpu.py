@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from geutil.graph.placement import RegisteredKernel, kernel_of
+from geutil.graph.runtime import RegisteredKernel, kernel_of
 from geutil.graph.types import Operation, Tensor, dims_of
 from geutil.memory.kernels.cpu import DimsOf, Pairs
 from geutil.memory.sizes import bytes_of_shape

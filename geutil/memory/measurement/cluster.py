@@ -22,7 +22,7 @@ from typing import Any, TextIO, cast
 import tensorflow as tf
 
 from geutil.errors import MeasurementError
-from geutil.graph.placement import Task, tasks_of
+from geutil.graph.runtime import Task, tasks_of
 from geutil.memory.measurement.child import (
     Meter,
     SessionStep,

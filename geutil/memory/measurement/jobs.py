@@ -15,8 +15,8 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, MeasurementError
 from geutil.graph import call_graph, functions, op_types, resource_variables, types
 from geutil.graph.functions import bindings, side_effects, write_stand_in
-from geutil.graph.placement import Task, tasks_of
 from geutil.graph.protos import all_nodes
+from geutil.graph.runtime import Task, tasks_of
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.select.walks import get_backward_walk_ops
 
