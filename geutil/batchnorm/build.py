@@ -19,10 +19,9 @@ from geutil.batchnorm.batch_statistics import Statistics
 from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.batchnorm.norms import Link, Norm, axis_after
 from geutil.graph import adjacency, creation, op_types, state, types
-from geutil.graph.edits import InputEdit, apply_edits, results_of
+from geutil.graph.edits import InputEdit, Liveness, apply_edits, results_of
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure
-from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.batch_norms import MovingVariable
 from geutil.select.networks.layers import Layer, is_by_groups
 

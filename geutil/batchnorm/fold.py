@@ -18,6 +18,7 @@ from geutil.batchnorm.fold_report import FoldReport, Refused
 from geutil.bodies.function_bodies import OpenedFunctions
 from geutil.errors import ArgumentTypeError, FoldError, GeutilError, SelectionError
 from geutil.graph import creation, op_types, replicas, types
+from geutil.graph.edits import undone_on_error
 from geutil.graph.function_calls import callers_in
 from geutil.graph.types import (
     Graph,
@@ -28,7 +29,6 @@ from geutil.graph.types import (
     Tensor,
 )
 from geutil.reroute.tensors import reroute_ts
-from geutil.rewrite.liveness import undone_on_error
 from geutil.select import names
 from geutil.select.networks.layers import ROOTS
 

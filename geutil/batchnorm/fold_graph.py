@@ -14,12 +14,12 @@ from geutil.batchnorm.norms import Norm, Obstacle, stacked_item
 from geutil.batchnorm.training_build import Built
 from geutil.bodies.function_bodies import OpenedFunction
 from geutil.graph import creation, edits, state, types
+from geutil.graph.edits import Liveness
 from geutil.graph.function_calls import Caller
 from geutil.graph.resource_variables import step_counter_of
 from geutil.graph.runtime import inlined_convolution, is_convolution_call
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.rewrite.applying import replace_each
-from geutil.rewrite.liveness import Liveness
 from geutil.select.names import LayerNames
 
 _KEPT = (

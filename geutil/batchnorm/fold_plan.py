@@ -27,9 +27,9 @@ from geutil.batchnorm.norms import (
 )
 from geutil.errors import ArgumentTypeError, FoldError
 from geutil.graph import types, v1_control_flow
+from geutil.graph.edits import Liveness
 from geutil.graph.resource_variables import check_step_variable
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.batch_norms import MovingStatistics, MovingVariable
 from geutil.select.networks.layers import Layer, Origin, Origins, layer_of
 

@@ -15,11 +15,10 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph import adjacency, op_types, replicas, types
-from geutil.graph.edits import apply_edits, reader_edits
+from geutil.graph.edits import Liveness, apply_edits, reader_edits
 from geutil.graph.op_types import types_in
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import walk
-from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.batch_norms import FusedNorm, fused_norm, is_layer_norm
 from geutil.select.networks.layers import (
     DATA_SLOTS,

@@ -49,11 +49,16 @@ from geutil.batchnorm.fold_arithmetic import Affine, Value
 from geutil.batchnorm.fold_plan import ONE_PASS, Training
 from geutil.batchnorm.norms import AffineKind, AffineStep, Link, axis_after
 from geutil.graph import adjacency, creation, replicas
-from geutil.graph.edits import ControlEdit, InputEdit, apply_edits, reader_edits
+from geutil.graph.edits import (
+    ControlEdit,
+    InputEdit,
+    Liveness,
+    apply_edits,
+    reader_edits,
+)
 from geutil.graph.resource_variables import STEP_NAME, step_counter
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure
-from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.batch_norms import FusedNorm, base_of
 from geutil.select.networks.layers import Layer, data_format
 

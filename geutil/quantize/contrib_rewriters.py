@@ -9,11 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.batchnorm import FoldReport, fold_batch_norms
+from geutil.graph.edits import undone_on_error
 from geutil.graph.types import Graph, Tensor, require_graph
 from geutil.quantize import insertion, simulation
 from geutil.quantize.report import QuantizeReport
 from geutil.quantize.spec import QuantizeChoices
-from geutil.rewrite.liveness import undone_on_error
 from geutil.select import names
 from geutil.select.networks.batch_norms import fused_norm
 

@@ -15,6 +15,7 @@ from geutil.graph import adjacency, creation, op_types, replicas, runtime, state
 from geutil.graph.creation import Later, Stencils
 from geutil.graph.edits import (
     InputEdit,
+    Liveness,
     apply_edits,
     order_exchanges,
     results_of,
@@ -33,7 +34,6 @@ from geutil.quantize.range_variables import (
     shape_of,
 )
 from geutil.quantize.spec import Format, Range
-from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import Origins, training_ops
 
 

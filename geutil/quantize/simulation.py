@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError, Words
 from geutil.graph import edits, replicas
+from geutil.graph.edits import undone_on_error
 from geutil.graph.op_types import FUSED_NORMS
 from geutil.graph.resource_variables import step_counter_of
 from geutil.graph.types import Graph, Operation, Tensor, is_graph, quoted, signatures_of
@@ -25,7 +26,6 @@ from geutil.quantize.planning.plan import QuantizePlan, plan_quantization, quant
 from geutil.quantize.range_variables import RangeVariables, described
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.spec import FOLD, Override, QuantizeChoices, scheme_named
-from geutil.rewrite.liveness import undone_on_error
 from geutil.select import names
 from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.layers import Origins

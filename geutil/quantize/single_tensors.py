@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import types
+from geutil.graph.edits import undone_on_error
 from geutil.graph.resource_variables import step_counter_of
 from geutil.graph.types import Graph, Operation, Tensor, require_op
 from geutil.quantize import insertion, range_variables
@@ -22,7 +23,6 @@ from geutil.quantize.planning.network import quantized_value
 from geutil.quantize.range_variables import NewRange, Pair, RangeVariables
 from geutil.quantize.report import Skipped
 from geutil.quantize.spec import Format, Range, check_bits, check_decay, checked_ends
-from geutil.rewrite.liveness import undone_on_error
 
 Variables = MutableMapping[str, Any] | None
 

@@ -16,9 +16,9 @@ import tensorflow as tf
 
 from geutil.errors import CycleError, RerouteError, SelectionError, TransformError
 from geutil.graph import adjacency, creation, state, types
+from geutil.graph.edits import Liveness, Territory, undone_on_error
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.reroute.tensors import ReroutePlan, redirection
-from geutil.rewrite.liveness import Liveness, Territory, undone_on_error
 from geutil.rewrite.patterns import TypeSet
 from geutil.rewrite.rule import Replaced, Rule
 

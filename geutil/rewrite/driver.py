@@ -18,11 +18,11 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, SelectionError, TransformError
 from geutil.graph import creation, types
 from geutil.graph.adjacency import topological_sort
+from geutil.graph.edits import Liveness, Territory, undone_on_error
 from geutil.graph.invariants import verify
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.rewrite import applying, matching
 from geutil.rewrite.applying import Applied, Worklist
-from geutil.rewrite.liveness import Liveness, Territory, undone_on_error
 from geutil.rewrite.matching import Finder, Match
 from geutil.rewrite.rule import Refused, RewriteReport, Rewritten, Rule
 

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 from geutil.errors import SelectionError
 from geutil.graph import adjacency, types
+from geutil.graph.edits import Liveness, Territory
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.rewrite.liveness import Liveness, Territory
 from geutil.rewrite.patterns import Any as AnyPattern
 from geutil.rewrite.patterns import (
     Compiled,

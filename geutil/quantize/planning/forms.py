@@ -13,6 +13,7 @@ from geutil.graph import replicas, types
 from geutil.graph.creation import Function, Stencils
 from geutil.graph.edits import (
     InputEdit,
+    Liveness,
     apply_edits,
     reader_edits,
     results_of,
@@ -24,7 +25,6 @@ from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.fused_ops import Prelu, parted_bias
 from geutil.quantize.planning.int8_kernels import DIVISIONS
 from geutil.rewrite.applying import replace_each
-from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.batch_norms import is_layer_norm
 
 

@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from geutil.graph.edits import Liveness
 from geutil.graph.op_types import ADDITIONS, CONVOLUTIONS_2D, SCALINGS, types_in
 from geutil.graph.types import IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.int8_kernels import FUSED_ACTIVATIONS, Treatment
 from geutil.quantize.planning.network import Network, kernel_of, neutral_input
-from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import Layer, data_format, scalar_value
 
 

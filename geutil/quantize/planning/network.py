@@ -23,12 +23,12 @@ from geutil.graph import (
     types,
     v1_control_flow,
 )
+from geutil.graph.edits import Liveness
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, is_reference
 from geutil.graph.walks import walk
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import Treatment
 from geutil.quantize.spec import BLOCK_MOVES, block_of
-from geutil.rewrite.liveness import Liveness
 from geutil.rewrite.matching import match
 from geutil.rewrite.rules.dropout import dropout_removal, noise_removal
 from geutil.select.networks.layers import (
