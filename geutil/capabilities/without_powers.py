@@ -7,7 +7,7 @@ from typing import Any
 
 from geutil.capabilities import power_kinds
 from geutil.capabilities.graph_scan import ScannedBody, bodies_of
-from geutil.graph.function_defs import OF_THE_OLD_BODY, called_names
+from geutil.graph.function_calls import OF_THE_OLD_BODY, called_names
 from geutil.graph.walks import closure, data_inputs, node_name, topological_order
 from geutil.model import training_parts
 from geutil.model.core import EditableModel, M

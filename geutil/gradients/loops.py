@@ -23,14 +23,7 @@ from geutil.errors import PlanError, TransformError
 from geutil.gradients.planning.cuts import least_cut
 from geutil.gradients.segments import why_kept
 from geutil.gradients.step import PlainStep
-from geutil.graph import (
-    adjacency,
-    creation,
-    function_calls,
-    function_defs,
-    functions,
-    op_types,
-)
+from geutil.graph import adjacency, creation, function_calls, functions, op_types
 from geutil.graph.function_calls import Caller, LoopBody, source_of
 from geutil.graph.types import (
     Graph,
@@ -339,7 +332,7 @@ class Rebuilt:
         """Let the loops run the new bodies."""
         for caller, body in zip(self.callers, self.bodies, strict=True):
             graph, name = caller.op.graph, body.signature.name
-            function_defs.register(body)
+            function_calls.register(body)
             functions.add_functions(graph, [body])
             if is_func_graph(graph):
                 functions.publish_functions(graph, [name])
@@ -378,7 +371,7 @@ def rebuild(loop: Loop, level: int) -> Rebuilt:
             changes.append(_Elements((starts, results, rest), like))
         creation.set_new_input(sinks[pile.output], 0, made)
     bodies = tuple(
-        body.define(function_defs.unused_name(body.name))
+        body.define(function_calls.unused_name(body.name))
         for body in (opened, opened_backward)
     )
     return Rebuilt((forward, backward), bodies, tuple(changes))

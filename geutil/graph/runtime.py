@@ -23,7 +23,15 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.graph import _tf, adjacency, creation, function_defs, op_types, state, types
+from geutil.graph import (
+    _tf,
+    adjacency,
+    creation,
+    function_calls,
+    op_types,
+    state,
+    types,
+)
 from geutil.graph._tf import (
     AutographStatus,
     Cluster,
@@ -779,7 +787,7 @@ def _go_on_compiling(convolution: Any) -> None:
 def _convolution_body(op: Operation) -> FlatBody | None:
     if op.type not in op_types.CALLS or len(op.outputs) != 1:
         return None
-    definition = function_defs.definition_in(op.graph, op.get_attr("f").name)
+    definition = function_calls.definition_in(op.graph, op.get_attr("f").name)
     if definition is None or len(definition.node_def) > _MOST_NODES:
         return None
     kinds = [node.op for node in definition.node_def]

@@ -25,7 +25,6 @@ from geutil.graph import (
     call_graph,
     creation,
     function_calls,
-    function_defs,
     functions,
     gradient_functions,
     keras_calls,
@@ -212,7 +211,7 @@ def _imported(
     graph_def: Any, captures: dict[str, Any], what: str
 ) -> tuple[Graph, dict[str, str]]:
     """Make a FuncGraph of a `GraphDef`, with its captures bound."""
-    function_defs.with_unique_functions(graph_def)
+    function_calls.with_unique_functions(graph_def)
     graph = functions.new_function_graph("model")
     stand_ins = _stand_ins(graph_def, captures)
     release_colocation(graph_def)
@@ -424,15 +423,15 @@ def renew_bodies(graph: Graph) -> None:
     definitions: dict[str, Any] = {}
 
     def callees(name: str) -> list[str]:
-        definitions[name] = function_defs.definition_in(graph, name)
-        called = function_defs.called_names(definitions[name].node_def)
+        definitions[name] = function_calls.definition_in(graph, name)
+        called = function_calls.called_names(definitions[name].node_def)
         return [n for n in called if function_calls.has_function(graph, n)]
 
     roots = dict.fromkeys(name for caller in callers for name in caller.names)
     new_names: dict[str, str] = {}
     for name in topological_order(roots, callees):
         definition = definitions[name]
-        called = set(function_defs.called_names(definition.node_def))
+        called = set(function_calls.called_names(definition.node_def))
         if custom_gradients.closures_of(definition) or not called.isdisjoint(new_names):
             new_names[name] = _renewed(graph, definition, new_names)
     for caller in callers:
@@ -446,7 +445,7 @@ def _renewed(graph: Graph, definition: Any, new_names: dict[str, str]) -> str:
     """Give a graph a function like one that it holds; return its name."""
     own = FunctionDef()
     own.CopyFrom(definition)
-    own.signature.name = function_defs.unused_name(definition.signature.name)
+    own.signature.name = function_calls.unused_name(definition.signature.name)
     for node in own.node_def:
         call_graph.rename_called(node, new_names)
     body = functions.body_of(graph, own)

@@ -17,7 +17,6 @@ from geutil.graph import (
     adjacency,
     creation,
     function_calls,
-    function_defs,
     op_types,
     replicas,
     types,
@@ -463,8 +462,8 @@ class Network:
         # As the loop of `tf.map_fn` does. What the lists hold the graph does not say.
         if op.type not in BODIES or all(t.dtype != tf.variant for t in op.outputs):
             return False
-        names = function_defs.called_names([op.node_def])
-        bodies = (function_defs.definition_in(op.graph, name) for name in names)
+        names = function_calls.called_names([op.node_def])
+        bodies = (function_calls.definition_in(op.graph, name) for name in names)
         return any(
             node.op in int8_kernels.KERNELS
             and node.op not in int8_kernels.PASSING
