@@ -30,7 +30,6 @@ from geutil.graph import (
     state,
     v1_control_flow,
 )
-from geutil.graph.call_graph import Arg, FlatBody, flat_body
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
 from geutil.graph.function_calls import (
     Caller,
@@ -39,6 +38,7 @@ from geutil.graph.function_calls import (
     recalling,
     renamed_node,
 )
+from geutil.graph.protos import Arg, FlatBody, flat_body
 from geutil.graph.types import (
     Graph,
     Operation,

@@ -22,7 +22,7 @@ from geutil.gradients.preparation import ATTEMPTS, Replanning
 from geutil.gradients.report import Report, holding_gradients, last_report, replace_last
 from geutil.gradients.step import Edits, PlainStep, tensors_of
 from geutil.gradients.step_order import OrderedStep, Phase, order_step
-from geutil.graph import adjacency, call_graph, creation, runtime, state, types
+from geutil.graph import adjacency, creation, protos, runtime, state, types
 from geutil.graph.types import Graph, IdentitySet, Operation
 from geutil.memory.schedule import OrderPlan
 from geutil.select.conversions import graph_of_all
@@ -316,7 +316,7 @@ class _Orders:
 
     def _order_for_session(self, targets: Sequence[Operation], use: state.Use) -> None:
         after = _after(_ops_of(targets, use.feeds), self._backward)
-        if not any(map(call_graph.changes_state, after)):
+        if not any(map(protos.changes_state, after)):
             return
         if obstacle := self._obstacle(use):
             self._warn(obstacle.format(peak=self._peak))
@@ -324,7 +324,7 @@ class _Orders:
         # Fed tensors count as a part of the step, as they are.
         targets = [*targets, *(t.op for t in use.feeds)]
         ops = _without_joints(_ops_of(targets), self._backward, targets)
-        starts = frozenset(filter(call_graph.changes_state, ops))
+        starts = frozenset(filter(protos.changes_state, ops))
         changing = starts.union(_after(ops, starts, awaiting=True))
         # A part of the step alone must not change anything, gradients apart.
         behind = frozenset((*self._backward, *after))
@@ -345,7 +345,7 @@ class _Orders:
         step_ops = partial(adjacency.step_ops, targets, use.feeds)
         needed_ops = frozenset(step_ops(without=self._waits or ()))
         for op in step_ops():
-            if op not in needed_ops and call_graph.changes_state(op):
+            if op not in needed_ops and protos.changes_state(op):
                 raise StaleGraphError(_FORCED.format(op=op.name, type=op.type))
         self._allowed.add(key)
 

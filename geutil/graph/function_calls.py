@@ -20,16 +20,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.graph import _tf, call_graph, creation, op_types
+from geutil.graph import _tf, creation, op_types, protos
 from geutil.graph._tf import (
     TF_DeleteFunction,
     TF_FunctionToFunctionDef,
     TF_GetBuffer,
     function_def_to_graph,
 )
-from geutil.graph.call_graph import Arg, Library
 from geutil.graph.gradient_functions import ATTRIBUTE
-from geutil.graph.protos import AttrValue, FunctionDef, FunctionDefLibrary
+from geutil.graph.protos import Arg, AttrValue, FunctionDef, FunctionDefLibrary, Library
 from geutil.graph.state import UndoStep, state_of
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure, topological_order, tree
@@ -92,7 +91,7 @@ def with_unique_functions(graph_def: Any) -> dict[str, str]:
         unique_definitions.append(definition)
     for node in graph_def.node:
         forget_own_gradient(node)
-        call_graph.rename_called(node, names)
+        protos.rename_called(node, names)
     graph_def.library.CopyFrom(_library(library, unique_definitions, names))
     return {old: new for old, new in names.items() if old != new}
 
@@ -118,7 +117,7 @@ def _unique(definition: Any, names: Mapping[str, str]) -> Any:
     unique.CopyFrom(definition)
     for node in unique.node_def:
         forget_own_gradient(node)
-        call_graph.rename_called(node, names)
+        protos.rename_called(node, names)
     name, digest = unique.signature.name, _digest(unique)
     # A process has one function of a name, so that another body needs another name.
     if _taken(name) not in (None, digest):
@@ -158,7 +157,7 @@ def _library(library: Any, definitions: Iterable[Any], names: Mapping[str, str])
 def called_names(nodes: Iterable[Any]) -> Iterator[str]:
     """Yield the functions that nodes call; a node's type may be one."""
     for node in nodes:
-        yield from call_graph.names_of_functions(node)
+        yield from protos.names_of_functions(node)
 
 
 OF_THE_OLD_BODY = frozenset(

@@ -43,9 +43,8 @@ from geutil.graph._tf import (
     get_op_def,
     get_registered_kernels_for_op,
 )
-from geutil.graph.call_graph import FlatBody, flat_body
 from geutil.graph.function_calls import is_compiled_call
-from geutil.graph.protos import AttrValue, MetaGraphDef
+from geutil.graph.protos import AttrValue, FlatBody, MetaGraphDef, flat_body
 from geutil.graph.types import Graph, Operation, Tensor, is_func_graph, require_graph
 from geutil.graph.walks import DisjointSets
 

@@ -22,15 +22,14 @@ from geutil.bodies.function_bodies import SIDE_EFFECTS
 from geutil.bodies.inlining import Kept, NodeOrigin, inline_calls
 from geutil.errors import ModelError, TransformError, Words
 from geutil.graph import (
-    call_graph,
     creation,
     function_calls,
     functions,
     gradient_functions,
     keras_calls,
+    protos,
 )
-from geutil.graph.call_graph import Effects
-from geutil.graph.protos import FunctionDef
+from geutil.graph.protos import Effects, FunctionDef
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.graph.walks import (
     closure,
@@ -447,7 +446,7 @@ def _renewed(graph: Graph, definition: Any, new_names: dict[str, str]) -> str:
     own.CopyFrom(definition)
     own.signature.name = function_calls.unused_name(definition.signature.name)
     for node in own.node_def:
-        call_graph.rename_called(node, new_names)
+        protos.rename_called(node, new_names)
     body = functions.body_of(graph, own)
     for name, gradient in custom_gradients.closures_of(own).items():
         op = body.get_operation_by_name(name)

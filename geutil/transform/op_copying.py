@@ -14,11 +14,11 @@ from typing import Any
 from geutil.errors import TransformError
 from geutil.graph import (
     adjacency,
-    call_graph,
     creation,
     functions,
     gradient_functions,
     op_types,
+    protos,
     types,
     v1_control_flow,
 )
@@ -93,7 +93,7 @@ def adapt_node(info: TransformState, op: Operation, node_def: Any) -> None:
             copied = copied_gradient(info, op, gradient)
             attributes[gradient_functions.ATTRIBUTE].s = copied.encode()
     if info.function_names:
-        call_graph.rename_functions(node_def, info.function_names)
+        protos.rename_functions(node_def, info.function_names)
 
 
 def finish_copies(info: TransformState) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, MeasurementError
-from geutil.graph import call_graph, functions, op_types, resource_variables, types
+from geutil.graph import functions, op_types, protos, resource_variables, types
 from geutil.graph.functions import bindings, side_effects, write_stand_in
 from geutil.graph.protos import all_nodes
 from geutil.graph.runtime import Task, tasks_of
@@ -221,7 +221,7 @@ def _part(graph: Graph, names: set[str]) -> Any:
         ) from error
     part = tf.compat.v1.GraphDef(versions=whole.versions)
     part.node.extend(node for node in whole.node if node.name in names)
-    called = call_graph.Library(whole.library).still_called(part.node)
+    called = protos.Library(whole.library).still_called(part.node)
     part.library.CopyFrom(called)
     for node in part.node:
         if "_class" in node.attr:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import adjacency, call_graph, creation, op_types
+from geutil.graph import adjacency, creation, op_types, protos
 from geutil.graph.op_types import SWITCHES
 from geutil.graph.types import (
     Graph,
@@ -160,7 +160,7 @@ def is_pure(op_def: Any, attributes: Any) -> bool:
         op_def is not None
         and not op_def.is_stateful
         and not op_def.name.startswith("Stateless")
-        and not any(call_graph.functions_of_attributes(attributes))
+        and not any(protos.functions_of_attributes(attributes))
     )
 
 
