@@ -33,9 +33,12 @@ from geutil.pipeline.stage_memory import (
     stage_memory,
 )
 from geutil.select import conversions
-from geutil.select.boundary import ControlOutputs
 from geutil.select.networks.layers import Origins
-from geutil.select.walks import get_backward_walk_ops, get_forward_walk_ops
+from geutil.select.walks import (
+    ControlOutputs,
+    get_backward_walk_ops,
+    get_forward_walk_ops,
+)
 from geutil.sizes import size_text
 
 Balance = Literal["memory", "time"]

@@ -18,8 +18,8 @@ from geutil.reroute.tensors import (
     redirection,
 )
 from geutil.select import conversions, queries
-from geutil.select.boundary import ControlOutputs, check_cios
 from geutil.select.subgraph import SubGraphView
+from geutil.select.walks import ControlOutputs, check_cios
 
 Views = tuple[SubGraphView, SubGraphView]
 

@@ -17,7 +17,7 @@ from geutil.graph.types import (
     require_op,
     type_name,
 )
-from geutil.select import boundary, conversions
+from geutil.select import conversions, walks
 from geutil.select.conversions import get_tensors, make_list_of_op, make_regex
 from geutil.select.subgraph import SubGraphView
 
@@ -476,7 +476,7 @@ def make_view(*args: Any, **kwargs: Any) -> SubGraphView:
         check_keywords(kwargs)
         ops = select_ops(*args, **kwargs)
         view = SubGraphView.from_parts(
-            args[0] if ops else None, ops, *boundary.ends_of(ops)
+            args[0] if ops else None, ops, *walks.ends_of(ops)
         )
     else:
         view = SubGraphView(*select_ops_and_ts(*args, **kwargs))

@@ -12,7 +12,7 @@ from geutil.graph import types
 from geutil.graph.adjacency import consumers
 from geutil.graph.types import Element, Graph, Operation, Tensor
 from geutil.lazy import Shown
-from geutil.select import boundary, conversions, walks
+from geutil.select import conversions, walks
 from geutil.select.conversions import ListView
 
 
@@ -71,7 +71,7 @@ class SubGraphView(Shown):
                 for t in passthroughs
                 if t.op not in members and members.isdisjoint(t.consumers())
             )
-        inputs, outputs = boundary.ends_of(ops)
+        inputs, outputs = walks.ends_of(ops)
         self._passthrough_ts = passthroughs
         self._input_ts = inputs + passthroughs
         self._output_ts = outputs + passthroughs
@@ -298,7 +298,7 @@ class SubGraphView(Shown):
             remove_output_map: whether to reset the outputs.
         """
         result = self.copy()
-        inputs, outputs = boundary.ends_of(self._ops)
+        inputs, outputs = walks.ends_of(self._ops)
         if remove_input_map:
             result._input_ts = inputs + self._passthrough_ts
         if remove_output_map:

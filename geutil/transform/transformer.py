@@ -23,9 +23,9 @@ from geutil.graph.types import (
 )
 from geutil.graph.v1_control_flow import ContextMembers
 from geutil.select import conversions, queries, walks
-from geutil.select.boundary import ControlOutputs
 from geutil.select.queries import make_view
 from geutil.select.subgraph import SubGraphView
+from geutil.select.walks import ControlOutputs
 from geutil.transform import op_copying
 from geutil.transform.op_copying import (
     adapt_node,
