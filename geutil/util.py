@@ -8,7 +8,7 @@ from geutil.graph.creation import (
     placeholder_name,
 )
 from geutil.graph.types import scope_basename, scope_dirname, scope_finalize
-from geutil.select.conversions import (
+from geutil.select.selections import (
     ListView,
     check_graphs,
     get_consuming_ops,

@@ -29,7 +29,7 @@ from geutil.graph.types import (
     Tensor,
 )
 from geutil.reroute.tensors import reroute_ts
-from geutil.select import names
+from geutil.select import selections
 from geutil.select.networks.layers import ROOTS
 
 
@@ -142,7 +142,7 @@ def fold_batch_norms(
     training = _training(
         is_training, freeze_batch_norm_delay, step, statistics, assume_inference
     )
-    with names.outputs_meant(graph_or_model, outputs):
+    with selections.outputs_meant(graph_or_model, outputs):
         places = Places(graph_or_model)
         choices = Choices(_scopes(scope, places), clone_shared, assume_inference)
         return _fold(places, choices, _kept(keep, places), training, strict=strict)
@@ -217,8 +217,8 @@ def _scopes(scope: Any, places: Places) -> tuple[str, ...] | None:
         graphs = [place.graph for place in places.listed if not place.prefix]
         if any(p.prefix and p.prefix.startswith(scope) for p in places.listed):
             return (scope.rstrip("/"),)
-        return names.scopes_meant(graphs, scope)
-    return names.scopes_meant([place.graph for place in places.listed], scope)
+        return selections.scopes_meant(graphs, scope)
+    return selections.scopes_meant([place.graph for place in places.listed], scope)
 
 
 def _check_none(report: FoldReport, scope: tuple[str, ...] | None) -> None:
@@ -236,7 +236,7 @@ def _kept(keep: Any, places: Places) -> IdentitySet:
     graphs = [place.graph for place in places.listed]
     tensors: IdentitySet = IdentitySet()
     for element in types.as_list(keep):
-        if names.is_name(element):
+        if selections.is_name(element):
             for t in _named(element, graphs):
                 tensors.add(t)
             continue
@@ -261,7 +261,7 @@ def _named(element: Any, graphs: list[Graph]) -> IdentitySet:
     missing: SelectionError | None = None
     for graph in graphs:
         try:
-            found.add(names.tensor_of(graph, element))
+            found.add(selections.tensor_of(graph, element))
         except SelectionError as error:
             missing = missing or error
     if not found and missing is not None:

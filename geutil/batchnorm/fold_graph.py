@@ -20,7 +20,7 @@ from geutil.graph.resource_variables import step_counter_of
 from geutil.graph.runtime import inlined_convolution, is_convolution_call
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.rewrite.applying import replace_each
-from geutil.select.names import LayerNames
+from geutil.select.selections import LayerNames
 
 _KEPT = (
     "is in keep, and cannot read the folded layer itself; take it out, and fetch what "

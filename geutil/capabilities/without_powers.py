@@ -14,7 +14,7 @@ from geutil.model.core import EditableModel, M
 from geutil.model.programs import ModelProgram, nodes_by_name, values_behind
 from geutil.model.strip_report import Stripped, StripReport
 from geutil.model.training_parts import EffectKinds
-from geutil.select.names import LayerNames
+from geutil.select.selections import LayerNames
 
 
 def without_powers(model: M) -> M:

@@ -30,7 +30,7 @@ from geutil.memory import sizes
 from geutil.memory.read import device_of
 from geutil.memory.sizes import tensor_bytes
 from geutil.memory.times import Times, is_heavy, op_time
-from geutil.select import names
+from geutil.select import selections
 from geutil.sizes import size_text
 
 PLAIN = "these are plain gradients"
@@ -77,12 +77,12 @@ def checked(
             collected(graph)
         return checkpoints
     # A Keras layer can be called, and is none.
-    is_function = callable(checkpoints) and not names.is_keras(checkpoints)
+    is_function = callable(checkpoints) and not selections.is_keras(checkpoints)
     if is_function and not types.is_tensor(checkpoints):
         policy: Policy = checkpoints
         return policy
     single = isinstance(checkpoints, dict) or not isinstance(checkpoints, Iterable)
-    single = single or names.is_keras(checkpoints)
+    single = single or selections.is_keras(checkpoints)
     if single or types.is_tensor(checkpoints):
         checkpoints = [checkpoints]
     return _tensors(graph, checkpoints)
@@ -108,7 +108,9 @@ def _tensors(graph: Graph, checkpoints: Iterable[Any]) -> tuple[Tensor, ...]:
     """Return a list of checkpoints as tensors; refuse those that the graph lacks."""
     given = (types.dereference(t) for t in checkpoints)
     tensors = tuple(
-        names.tensor_of(graph, t, "the graph of ys") if names.is_name(t) else t
+        selections.tensor_of(graph, t, "the graph of ys")
+        if selections.is_name(t)
+        else t
         for t in given
     )
     for t in tensors:

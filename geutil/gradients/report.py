@@ -26,7 +26,7 @@ from geutil.memory.bounds import has_solver, worst_of
 from geutil.memory.schedule import OrderPlan
 from geutil.memory.sizes import Dims, open_shapes_of, tensor_bytes
 from geutil.memory.times import multiply_adds
-from geutil.select.names import LayerNames, with_layer
+from geutil.select.selections import LayerNames, with_layer
 from geutil.select.walks import get_backward_walk_ops
 from geutil.sizes import size_text
 

@@ -25,7 +25,7 @@ from geutil.gradients.step_order import OrderedStep, Phase, order_step
 from geutil.graph import adjacency, creation, protos, runtime, state, types
 from geutil.graph.types import Graph, IdentitySet, Operation
 from geutil.memory.schedule import OrderPlan
-from geutil.select.conversions import graph_of_all
+from geutil.select.selections import graph_of_all
 
 _logger = logging.getLogger("geutil")
 

@@ -22,7 +22,7 @@ from geutil.memory.read import constant_bytes, variable_bytes
 from geutil.memory.sizes import tensor_bytes
 from geutil.memory.step_prediction import Step, executed_step, fetches_of, step_program
 from geutil.memory.timeline import LiveTensor, Measurement, Timeline
-from geutil.select.conversions import graph_of_all
+from geutil.select.selections import graph_of_all
 from geutil.sizes import size_text
 
 _RULES = "CPU:0"

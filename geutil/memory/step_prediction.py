@@ -28,7 +28,7 @@ from geutil.memory.read import (
 from geutil.memory.sizes import Shapes
 from geutil.memory.timeline import Timeline
 from geutil.memory.times import Times, op_times
-from geutil.select.conversions import graph_of_all
+from geutil.select.selections import graph_of_all
 from geutil.sizes import byte_count, size_text
 
 _logger = logging.getLogger("geutil")

@@ -36,7 +36,7 @@ from geutil.rewrite.rules.constant_folding import (
     is_pure,
     on_cpu,
 )
-from geutil.select.conversions import make_regex
+from geutil.select.selections import make_regex
 
 _WRITES = ("Assign", "Resource", "Rng", "Stateful", "Destroy", "CountUpTo")
 

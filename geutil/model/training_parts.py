@@ -35,8 +35,8 @@ from geutil.model.to_graph import GraphParts, keep_of, materialize, program_of_p
 from geutil.rewrite import Any as AnyTensor
 from geutil.rewrite import Match, Op, RewriteReport, Rule, rewrite
 from geutil.rewrite.rules.dropout import dropout_removal, noise_removal
-from geutil.select import names as layer_names
-from geutil.select.names import LayerNames
+from geutil.select import selections as layer_names
+from geutil.select.selections import LayerNames
 from geutil.select.walks import get_backward_walk_ops
 
 _CHECK = "check"

@@ -32,7 +32,7 @@ from geutil.pipeline.stage_memory import (
     lower_largest,
     stage_memory,
 )
-from geutil.select import conversions
+from geutil.select import selections
 from geutil.select.networks.layers import Origins
 from geutil.select.walks import (
     ControlOutputs,
@@ -231,7 +231,7 @@ def even_split(
 
 def _targets(ys: Any) -> list[Tensor]:
     """Return tensors of one graph; of a graph the results of its data."""
-    tensors: list[Tensor] = conversions.make_list_of_t(ys)
+    tensors: list[Tensor] = selections.make_list_of_t(ys)
     if types.is_graph(ys):
         origins = Origins(ys)
         tensors = [t for t in tensors if _is_result(t) and not origins.is_parameter(t)]
@@ -240,7 +240,7 @@ def _targets(ys: Any) -> list[Tensor]:
                 "the graph has no number that depends on data and that nothing reads; "
                 "pass the loss"
             )
-    conversions.graph_of_all(tensors)
+    selections.graph_of_all(tensors)
     return tensors
 
 
@@ -529,8 +529,8 @@ def place(ops: Any, device: str) -> Placement:
         raise ArgumentTypeError(
             f"a device is a text, such as '/device:CPU:0', not {type_name(device)}"
         )
-    listed = adjacency.graph_order(conversions.make_list_of_op(ops))
-    graph = conversions.graph_of_all(listed)
+    listed = adjacency.graph_order(selections.make_list_of_op(ops))
+    graph = selections.graph_of_all(listed)
     inside = frozenset(listed)
     # TensorFlow runs the readers of a variable only where that is.
     left = dict.fromkeys(

@@ -14,7 +14,7 @@ from geutil.graph.types import Graph, Tensor, require_graph
 from geutil.quantize import insertion, simulation
 from geutil.quantize.report import QuantizeReport
 from geutil.quantize.spec import QuantizeChoices
-from geutil.select import names
+from geutil.select import selections
 from geutil.select.networks.batch_norms import fused_norm
 
 
@@ -284,7 +284,7 @@ def _quantized(
     graph: Graph, choices: QuantizeChoices, delay: int, *, is_training: bool
 ) -> QuantizeReport:
     # The old rewriters put FakeQuant ops on products wherever they are.
-    scopes = names.scopes_meant([graph], _scope(choices))
+    scopes = selections.scopes_meant([graph], _scope(choices))
     choices = replace(choices, scope=scopes, products_at_end=True)
     mode = insertion.Mode(is_training, delay, None)
     return simulation.quantize_by(graph, choices, mode)

@@ -26,7 +26,7 @@ from geutil.quantize.planning.plan import QuantizePlan, plan_quantization, quant
 from geutil.quantize.range_variables import RangeVariables, described
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.spec import FOLD, Override, QuantizeChoices, scheme_named
-from geutil.select import names
+from geutil.select import selections
 from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.layers import Origins
 
@@ -156,7 +156,9 @@ result 8 bits (conv/act_quant)
         symmetric_weights,
         per_channel,
         ema_decay,
-        names.scopes_meant([graph for _, graph, _ in _places(graph_or_model)], scope),
+        selections.scopes_meant(
+            [graph for _, graph, _ in _places(graph_or_model)], scope
+        ),
         dict(overrides or {}),
         frozenset(activations),
     )
@@ -165,7 +167,7 @@ result 8 bits (conv/act_quant)
     mode = Mode(
         is_training, insertion.checked_delay(quant_delay, is_training, step), step
     )
-    with names.outputs_meant(graph_or_model, outputs):
+    with selections.outputs_meant(graph_or_model, outputs):
         return quantize_by(
             graph_or_model, choices, mode, variables, vars_collection, strict=strict
         )
@@ -350,7 +352,7 @@ def _report(
         )
     for warning in warnings:
         _logger.warning("quantize: %s", warning)
-    layers = names.LayerNames(graph)
+    layers = selections.LayerNames(graph)
     return QuantizeReport(
         tuple(layers.noted(quantized)),
         tuple(layers.noted(skipped)),

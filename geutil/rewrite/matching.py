@@ -28,7 +28,7 @@ from geutil.rewrite.patterns import (
     Pattern,
     compile_pattern,
 )
-from geutil.select.conversions import graph_of_all, make_list_of_op
+from geutil.select.selections import graph_of_all, make_list_of_op
 
 
 def _has_attribute(op: Operation, name: str, expected: Any) -> bool:

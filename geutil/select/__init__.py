@@ -4,7 +4,6 @@ Nothing here changes a graph. Every function is linear in the ops and edges it v
 and returns them in a deterministic order.
 """
 
-from geutil.select.conversions import can_be_regex, make_regex
 from geutil.select.queries import (
     by_device,
     filter_ops,
@@ -16,6 +15,7 @@ from geutil.select.queries import (
     select_ops_and_ts,
     select_ts,
 )
+from geutil.select.selections import can_be_regex, make_regex
 from geutil.select.walks import (
     ControlOutputs,
     check_cios,

@@ -17,8 +17,8 @@ from geutil.graph.types import (
     require_op,
     type_name,
 )
-from geutil.select import conversions, walks
-from geutil.select.conversions import get_tensors, make_list_of_op, make_regex
+from geutil.select import selections, walks
+from geutil.select.selections import get_tensors, make_list_of_op, make_regex
 from geutil.select.subgraph import SubGraphView
 
 OpFilter = Callable[[Operation], Any]
@@ -406,8 +406,8 @@ def _select(
     first: list[Element] = []
     leaves = types.flatten(args)
     for leaf in leaves:
-        if conversions.can_be_regex(leaf):
-            regex = conversions.make_regex(leaf)
+        if selections.can_be_regex(leaf):
+            regex = selections.make_regex(leaf)
             if options.graph is None:
                 raise SelectionError(
                     f"pass graph= to look up the regex '{regex.pattern}'"
@@ -422,7 +422,7 @@ def _select(
             selected = (
                 leaf.get_operations()
                 if is_wanted is types.is_op
-                else conversions.get_tensors(leaf)
+                else selections.get_tensors(leaf)
             )
         elif is_wanted(leaf):
             selected = [leaf]
@@ -436,7 +436,7 @@ def _select(
         elements += selected
         first += selected[:1]
     # All elements that one leaf selects are of one graph.
-    conversions.graph_of_all(first)
+    selections.graph_of_all(first)
     if options.positive_filter is not None:
         elements = [element for element in elements if options.positive_filter(element)]
     return types.unique(elements) if len(leaves) > 1 else elements

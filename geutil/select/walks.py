@@ -15,7 +15,7 @@ from geutil.graph.adjacency import control_outputs as control_outputs_of
 from geutil.graph.adjacency import creation_index
 from geutil.graph.types import Graph, Operation, Tensor, as_list, is_graph, is_tensor
 from geutil.graph.walks import closure
-from geutil.select import conversions
+from geutil.select import selections
 
 
 class ControlOutputs:
@@ -145,7 +145,7 @@ def get_ops_ios(
         control_inputs, control_outputs, control_ios
     )
     neighbours: dict[Operation, None] = {}
-    for op in conversions.make_list_of_op(ops):
+    for op in selections.make_list_of_op(ops):
         for t in op.inputs:
             neighbours[t.op] = None
         for t in op.outputs:
@@ -192,7 +192,7 @@ def compute_boundary_ts(
         ... )
         (['x:0'], ['z:0'], ['y:0'])
     """
-    listed = list(dict.fromkeys(conversions.make_list_of_op(ops)))
+    listed = list(dict.fromkeys(selections.make_list_of_op(ops)))
     members = frozenset(listed)
     inputs, outputs = ends_of(listed)
     inside = types.unique(t for op in listed for t in op.inputs if t.op in members)
@@ -201,12 +201,12 @@ def compute_boundary_ts(
 
 def inputs_of(ops: Any) -> list[Tensor]:
     """Return the tensors that ops read, each once, in order of their first use."""
-    return types.unique(t for op in conversions.make_list_of_op(ops) for t in op.inputs)
+    return types.unique(t for op in selections.make_list_of_op(ops) for t in op.inputs)
 
 
 def outputs_of(ops: Any) -> list[Tensor]:
     """Return the tensors that ops make, in order of the ops."""
-    return [t for op in conversions.make_list_of_op(ops) for t in op.outputs]
+    return [t for op in selections.make_list_of_op(ops) for t in op.outputs]
 
 
 def ends_of(ops: list[Operation]) -> tuple[list[Tensor], list[Tensor]]:
@@ -264,9 +264,9 @@ def get_within_boundary_ops(
     control_inputs, control_outputs = check_cios(
         control_inputs, control_outputs, control_ios
     )
-    listed = conversions.make_list_of_op(ops)
-    seeds = conversions.make_list_of_op(seed_ops, allow_graph=False)
-    boundary = set(conversions.make_list_of_op(boundary_ops))
+    listed = selections.make_list_of_op(ops)
+    seeds = selections.make_list_of_op(seed_ops, allow_graph=False)
+    boundary = set(selections.make_list_of_op(boundary_ops))
     for op in seeds:
         if op in boundary:
             raise SelectionError(
@@ -328,7 +328,7 @@ def get_forward_walk_ops(
         ['z']
     """
     _, control_outputs = check_cios(False, control_outputs)
-    may_visit, seeds = _start(seed_ops, within_ops, conversions.get_consuming_ops)
+    may_visit, seeds = _start(seed_ops, within_ops, selections.get_consuming_ops)
     stops = _ids(stop_at_ts)
 
     seen = set(seeds)
@@ -394,7 +394,7 @@ def get_backward_walk_ops(
         >>> [op.name for op in ge.get_backward_walk_ops(z, stop_at_ts=[x])]
         ['z', 'y']
     """
-    may_visit, seeds = _start(seed_ops, within_ops, conversions.get_generating_ops)
+    may_visit, seeds = _start(seed_ops, within_ops, selections.get_generating_ops)
     stops = _ids(stop_at_ts)
 
     seen = set(seeds)
@@ -547,18 +547,18 @@ def _start(
     may_visit = (
         None
         if within_ops is None
-        else set(conversions.make_list_of_op(within_ops, allow_graph=False))
+        else set(selections.make_list_of_op(within_ops, allow_graph=False))
     )
     listed = seeds if is_graph(seeds) else as_list(seeds)
     # Seeds are all ops or all tensors, so the first one tells which.
     if not is_graph(listed) and listed and is_tensor(listed[0]):
         ops = ops_of_tensors(listed)
     else:
-        ops = conversions.make_list_of_op(listed, allow_graph=False)
+        ops = selections.make_list_of_op(listed, allow_graph=False)
     return may_visit, [
         op for op in dict.fromkeys(ops) if may_visit is None or op in may_visit
     ]
 
 
 def _ids(tensors: Any) -> frozenset[int]:
-    return frozenset(id(t) for t in conversions.make_list_of_t(tensors))
+    return frozenset(id(t) for t in selections.make_list_of_t(tensors))

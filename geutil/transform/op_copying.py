@@ -36,7 +36,7 @@ from geutil.graph.v1_control_flow import (
     reading_while_context,
     where,
 )
-from geutil.select import conversions, walks
+from geutil.select import selections, walks
 from geutil.transform.custom_gradients import copied_gradient, read_by_names
 from geutil.transform.state import TransformState
 
@@ -133,7 +133,7 @@ def _ops_with_other_shapes(info: TransformState) -> set[Operation]:
     changed = [t for t, t_ in pairs if not types.same_static_shape(t, t_)]
     if not changed and not info.altered_ops:
         return set()
-    ops = [*info.altered_ops, *conversions.get_consuming_ops(changed)]
+    ops = [*info.altered_ops, *selections.get_consuming_ops(changed)]
     return set(walks.get_forward_walk_ops(ops, within_ops=info.sgv.ops))
 
 
@@ -186,7 +186,7 @@ def check_replacements(
     copied = {id(m.context) for m in whole if v1_control_flow.is_loop(m.context)}
     for t, t_ in info.replacements.items():
         lives = output_while_context(t_.op)
-        for op in conversions.get_consuming_ops([t]):
+        for op in selections.get_consuming_ops([t]):
             reads = reading_while_context(op)
             # A copied loop has its own frame, with no tensors of the original in it.
             if op not in info.ops or (reads is lives and id(reads) not in copied):

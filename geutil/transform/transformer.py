@@ -22,7 +22,7 @@ from geutil.graph.types import (
     Tensor,
 )
 from geutil.graph.v1_control_flow import ContextMembers
-from geutil.select import conversions, queries, walks
+from geutil.select import queries, selections, walks
 from geutil.select.queries import make_view
 from geutil.select.subgraph import SubGraphView
 from geutil.select.walks import ControlOutputs
@@ -605,7 +605,7 @@ def graph_replace(
         types.require_tensor(t)
     replacements = _replacements(replacement_ts)
     replaced = list(replacements)
-    graph = conversions.graph_of_all([*targets, *replaced])
+    graph = selections.graph_of_all([*targets, *replaced])
     if graph is None:
         raise TransformError("no targets were given; pass the tensors to recompute")
     if dst_graph is None:
