@@ -19,7 +19,7 @@ from geutil.graph.function_calls import Caller
 from geutil.graph.resource_variables import step_counter_of
 from geutil.graph.runtime import inlined_convolution, is_convolution_call
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
-from geutil.rewrite.applying import replace_each
+from geutil.rewrite.driver import replace_each
 from geutil.select.selections import LayerNames
 
 _KEPT = (

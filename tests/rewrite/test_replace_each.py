@@ -6,7 +6,7 @@ import geutil as ge
 from geutil.errors import SelectionError, TransformError
 from geutil.graph.edits import Liveness
 from geutil.rewrite import Op, Rule, rewrite
-from geutil.rewrite.applying import replace_each
+from geutil.rewrite.driver import replace_each
 from tests.graph.building import snapshot
 from tests.settings import edges, evaluate, names
 

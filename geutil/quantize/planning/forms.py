@@ -24,7 +24,7 @@ from geutil.graph.runtime import inlined_convolution
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize.planning.fused_ops import Prelu, parted_bias
 from geutil.quantize.planning.int8_kernels import DIVISIONS
-from geutil.rewrite.applying import replace_each
+from geutil.rewrite.driver import replace_each
 from geutil.select.networks.batch_norms import is_layer_norm
 
 
