@@ -31,10 +31,9 @@ from geutil.graph import (
     v1_control_flow,
 )
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor, is_reference
-from geutil.memory import sizes
+from geutil.memory import executor, sizes
 from geutil.memory.buffers import Simulation
 from geutil.memory.executor import simulate_with_copies
-from geutil.memory.kernels import onednn
 from geutil.memory.program import Node, Program
 from geutil.memory.read import ITERATIONS, calls_of, equal_constants, read_ops
 from geutil.memory.schedule import OrderPlan, negligible_size, plan_order
@@ -107,7 +106,7 @@ def order_step(
     )
     queues = _queues(ops)
     program = program.with_queues([queues.get(op) for op in ops])
-    groups = onednn.fused_groups(program)
+    groups = executor.fused_groups(program)
     places: dict[int, int] = {}
 
     @cache
@@ -118,7 +117,7 @@ def order_step(
             places[number] = place
         return place is not None
 
-    fused = onednn.with_groups_fused(program, groups)
+    fused = executor.with_groups_fused(program, groups)
     number_of = {ops[i]: n for n, group in enumerate(groups) for i in group}
     later = {
         number_of[start]: [number_of[end] for end in ends if end in number_of]

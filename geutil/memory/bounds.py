@@ -36,8 +36,7 @@ from geutil.memory.buffers import (
     live_scratch,
     live_tensor,
 )
-from geutil.memory.executor import SEEDS, execution_order, simulate
-from geutil.memory.kernels.onednn import with_onednn
+from geutil.memory.executor import SEEDS, execution_order, simulate, with_onednn
 from geutil.memory.program import Program
 from geutil.memory.step_prediction import executed_step
 from geutil.memory.timeline import LiveTensor, largest_lines

@@ -15,8 +15,14 @@ from geutil.graph.runtime import share_memory
 from geutil.graph.types import GivenShapes, Operation, Tensor, type_name
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
 from geutil.memory.buffers import Simulation
-from geutil.memory.executor import RECEIVE, RECEIVED, SEEDS, joint_order, simulate
-from geutil.memory.kernels.onednn import with_onednn
+from geutil.memory.executor import (
+    RECEIVE,
+    RECEIVED,
+    SEEDS,
+    joint_order,
+    simulate,
+    with_onednn,
+)
 from geutil.memory.program import Node, Program
 from geutil.memory.read import constant_bytes, variable_bytes
 from geutil.memory.sizes import tensor_bytes
