@@ -42,7 +42,7 @@ from geutil.graph.types import (
     Tensor,
 )
 from geutil.graph.walks import closure
-from geutil.memory.kernels import cpu
+from geutil.memory import cpu
 from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform.transformer import copy_replacing

@@ -42,7 +42,7 @@ from geutil.graph.types import (
     Operation,
     Tensor,
 )
-from geutil.memory.kernels import cpu
+from geutil.memory import cpu
 from geutil.memory.sizes import tensor_bytes, tensor_elements
 
 # Names of kept forms of a tensor, see `EncodedTensor`.

@@ -19,8 +19,8 @@ from geutil.graph import runtime, walks
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import Operation, Tensor, is_tensor, unique
 from geutil.memory.buffers import Simulation
+from geutil.memory.cpu import is_held
 from geutil.memory.executor import SEEDS, simulate, typical
-from geutil.memory.kernels.cpu import is_held
 from geutil.memory.program import Node, Program
 from geutil.memory.read import equal_constants, read_ops
 from geutil.memory.schedule import (

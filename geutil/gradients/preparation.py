@@ -50,7 +50,7 @@ from geutil.graph import (
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.graph.walks import closure
 from geutil.memory import sizes
-from geutil.memory.kernels.cpu import aliases
+from geutil.memory.cpu import aliases
 from geutil.memory.read import device_of
 from geutil.select.walks import get_backward_walk_ops
 

@@ -21,7 +21,7 @@ from geutil.graph.types import (
     is_stateful,
 )
 from geutil.graph.walks import DisjointSets, closure
-from geutil.memory.kernels.cpu import is_held, passes_on
+from geutil.memory.cpu import is_held, passes_on
 from geutil.memory.times import Times
 
 SCOPE = "recomputed"

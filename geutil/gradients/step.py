@@ -26,7 +26,7 @@ from geutil.graph.types import (
     unique,
 )
 from geutil.graph.walks import closure
-from geutil.memory.kernels import cpu
+from geutil.memory import cpu
 from geutil.memory.read import Called, calls_of
 from geutil.memory.times import Times, op_times
 from geutil.select.walks import get_backward_walk_ops

@@ -24,7 +24,7 @@ from typing import Literal, overload
 from geutil.errors import PlanError, PredictionError
 from geutil.graph.walks import topological_order
 from geutil.memory.buffers import Buffers, Simulation
-from geutil.memory.kernels.cpu import ONEDNN
+from geutil.memory.cpu import ONEDNN
 from geutil.memory.program import Node, Program, addresses
 
 SEEDS = 9

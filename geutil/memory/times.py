@@ -17,7 +17,7 @@ import tensorflow as tf
 from geutil.errors import PlanError
 from geutil.graph.op_types import SHAPE_READERS, types_in
 from geutil.graph.types import Operation, Tensor
-from geutil.memory.kernels import cpu
+from geutil.memory import cpu
 from geutil.memory.sizes import UNKNOWN, known_dims, tensor_elements
 
 Times = Callable[[Operation], float]

@@ -20,7 +20,7 @@ from geutil.gradients.step import PlainStep
 from geutil.graph.op_types import SUMS
 from geutil.graph.types import Operation, Tensor
 from geutil.memory import sizes
-from geutil.memory.kernels.cpu import aliases
+from geutil.memory.cpu import aliases
 from geutil.memory.sizes import tensor_bytes
 from geutil.memory.times import multiply_adds
 

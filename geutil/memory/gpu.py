@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from geutil.graph.runtime import RegisteredKernel, kernel_of
 from geutil.graph.types import Operation, Tensor, dims_of
-from geutil.memory.kernels.cpu import DimsOf, Pairs
+from geutil.memory.cpu import DimsOf, Pairs
 from geutil.memory.sizes import bytes_of_shape
 
 _KIND = "GPU"
