@@ -21,7 +21,7 @@ from geutil.graph import creation, functions, runtime
 from geutil.graph.function_calls import COMPILED
 from geutil.graph.op_types import MERGES
 from geutil.graph.protos import all_nodes
-from geutil.memory.measurement.jobs import (
+from geutil.memory.measurement import (
     CallJob,
     GraphJob,
     Job,

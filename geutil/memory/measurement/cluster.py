@@ -23,6 +23,7 @@ import tensorflow as tf
 
 from geutil.errors import MeasurementError
 from geutil.graph.runtime import Task, tasks_of
+from geutil.memory.measurement import GraphJob, MeasureOptions
 from geutil.memory.measurement.child import (
     Meter,
     SessionStep,
@@ -35,7 +36,6 @@ from geutil.memory.measurement.child import (
     sizes_of,
     timed,
 )
-from geutil.memory.measurement.jobs import GraphJob, MeasureOptions
 from geutil.memory.measurement.trace import timelines_by_device
 from geutil.memory.timeline import DeviceMeasurement, Measurement
 
