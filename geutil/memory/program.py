@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from geutil.errors import PredictionError
 from geutil.graph.op_types import SHAPE_READERS
-from geutil.memory.allocator import Allocator
 
 BOOKKEEPING = "bookkeeping"
 PHASES = ("forward", "recompute", "backward", "update", BOOKKEEPING)
@@ -132,6 +131,15 @@ def addresses(nodes: Sequence[Node], seed: int) -> list[int]:
     ranks = count()
     names = (n.name if not n.name.isdigit() else str(next(ranks)) for n in nodes)
     return [zlib.crc32(f"{seed} {name}".encode()) for name in names]
+
+
+@dataclass(frozen=True)
+class Allocator:
+    """The rules by which a device hands out its memory: best fit with coalescing."""
+
+    # Growing memory (`set_memory_growth`) is regions that nothing joins, each at least
+    # twice the one before; else one region is taken at the start.
+    grows: bool = False
 
 
 @dataclass(frozen=True)
