@@ -43,7 +43,7 @@ from geutil.graph.types import (
     Operation,
     Tensor,
 )
-from geutil.memory.times import PRODUCTS
+from geutil.memory.costs import PRODUCTS
 
 # Where offloaded tensors wait if nobody says otherwise.
 HOST = "/device:CPU:0"

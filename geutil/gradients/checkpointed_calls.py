@@ -40,8 +40,8 @@ from geutil.graph import adjacency, creation, gradient_functions, runtime, state
 from geutil.graph.keras_calls import LosingLayer, losses_taken
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 from geutil.graph.walks import closure
-from geutil.memory import sizes
-from geutil.memory.sizes import tensor_bytes
+from geutil.memory import costs
+from geutil.memory.costs import tensor_bytes
 from geutil.select.walks import get_backward_walk_ops
 
 _logger = logging.getLogger("geutil")
@@ -437,7 +437,7 @@ class _Call:
         step = build_step(ys, xs, grad_ys, {"stop_gradients": list(xs)})
         gap = range(indices[0], indices[1] + 1) if later else range(0)
         step = replace(step, first=self.first, gap=gap)
-        sizes.settle_shapes(step.ops())
+        costs.settle_shapes(step.ops())
 
         def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
             return self._choose(step, kept, later)

@@ -26,10 +26,9 @@ from geutil.gradients.segments import Recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph import adjacency, runtime, types
 from geutil.graph.types import GivenShapes, Graph, IdentityMap, IdentitySet, Tensor
-from geutil.memory import sizes
+from geutil.memory import costs
+from geutil.memory.costs import Times, is_heavy, op_time, tensor_bytes
 from geutil.memory.read import device_of
-from geutil.memory.sizes import tensor_bytes
-from geutil.memory.times import Times, is_heavy, op_time
 from geutil.select import selections
 from geutil.sizes import size_text
 
@@ -137,7 +136,7 @@ class AlwaysKept:
         # By id: the graph holds its tensors, so their ids are theirs for good.
         self._known: dict[int, str | None] = {}
         read = IdentitySet(read.tensor for read in step.edges.reads)
-        self._negligible = sizes.negligible_bytes(
+        self._negligible = costs.negligible_bytes(
             tensor_bytes(t) for t in read if not segments.is_parameter(t.op)
         )
 
@@ -157,7 +156,7 @@ class AlwaysKept:
             return "it is given"
         reason = segments.why_kept(tensor.op)
         # How much a variant leads to is unknown: to a loop's stack, for one.
-        unknown = sizes.known_dims(tensor) is None or tensor.dtype == tf.variant
+        unknown = costs.known_dims(tensor) is None or tensor.dtype == tf.variant
         if reason is not None or unknown:
             return reason
         small = tensor_bytes(tensor) <= self._negligible
@@ -351,7 +350,7 @@ class _Resolver:
             for t in op.outputs
             if not self._always(t)
             # A variant is one element, which may stand for any number of tensors.
-            and (t.dtype == tf.variant or sizes.tensor_elements(t) >= smallest)
+            and (t.dtype == tf.variant or costs.tensor_elements(t) >= smallest)
             and policy(t)
         )
 
@@ -443,7 +442,7 @@ class Options:
         return chosen.offload_device if is_away else None
 
     def _is_large(self, tensor: Tensor) -> bool:
-        return sizes.tensor_elements(tensor) >= self.min_checkpoint_size
+        return costs.tensor_elements(tensor) >= self.min_checkpoint_size
 
 
 def refuse_mesh(graph: Graph) -> None:
@@ -676,7 +675,7 @@ class _CandidateSearch:
         if part.encodings:
             plain_time = step.total_time or 1.0
             step = self._encoder.encode(step, part)
-            sizes.settle_shapes(step.ops())
+            costs.settle_shapes(step.ops())
             checkpoints = _with_less_time(checkpoints, step.total_time / plain_time)
         keeping, plan = self._choose(step, checkpoints)
         if self._budget:

@@ -43,7 +43,7 @@ from geutil.graph.types import (
     Tensor,
 )
 from geutil.memory import cpu
-from geutil.memory.sizes import tensor_bytes, tensor_elements
+from geutil.memory.costs import tensor_bytes, tensor_elements
 
 # Names of kept forms of a tensor, see `EncodedTensor`.
 _MASK, _PLACES, _PART, _SHAPE, _NOTHING = "mask", "places", "part", "shape", "nothing"

@@ -35,9 +35,8 @@ from geutil.graph.types import (
     is_func_graph,
 )
 from geutil.graph.walks import closure_by_identity
+from geutil.memory.costs import BODIES, HEAVY, UNKNOWN, op_time, tensor_bytes
 from geutil.memory.read import ITERATIONS, Called
-from geutil.memory.sizes import UNKNOWN, tensor_bytes
-from geutil.memory.times import BODIES, HEAVY, op_time
 from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform.transformer import copy_replacing

@@ -19,6 +19,7 @@ from geutil.graph import runtime, walks
 from geutil.graph.adjacency import topological_sort
 from geutil.graph.types import Operation, Tensor, is_tensor, unique
 from geutil.memory.buffers import Simulation
+from geutil.memory.costs import known_dims, negligible_bytes, tensor_bytes
 from geutil.memory.cpu import is_held
 from geutil.memory.executor import SEEDS, simulate, typical
 from geutil.memory.program import Node, Program
@@ -30,7 +31,6 @@ from geutil.memory.schedule import (
     quick_order,
     with_controls,
 )
-from geutil.memory.sizes import known_dims, negligible_bytes, tensor_bytes
 
 _BARRIER = Node(
     "barrier", "PlaceholderWithDefault", aliases=((0, 0),), cheap=True, queue=""

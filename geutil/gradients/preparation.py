@@ -49,7 +49,7 @@ from geutil.graph import (
 )
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.graph.walks import closure
-from geutil.memory import sizes
+from geutil.memory import costs
 from geutil.memory.cpu import aliases
 from geutil.memory.read import device_of
 from geutil.select.walks import get_backward_walk_ops
@@ -113,7 +113,7 @@ class Prepared:
             # All that is kept then, to recompute from it as well.
             halved = halve(step, options.min_checkpoint_size, self.encoder)
             step = halved.step
-            sizes.settle_shapes(step.ops())
+            costs.settle_shapes(step.ops())
             report = with_halved(report, halved, ordered=options.order)
         return let_out_when_read(step), report
 
@@ -146,7 +146,7 @@ class Prepared:
 
 def _warnings_of_sizes(ops: Sequence[Operation], *, compiled: bool) -> list[str]:
     """Return warnings of sizes that are unknown, or not counted."""
-    guessed = sizes.warning_of_sizes(ops)
+    guessed = costs.warning_of_sizes(ops)
     warnings = [guessed] if guessed else []
     # XLA compiles such calls together with a step that it compiles.
     calls = list(filter(function_calls.is_compiled_call, () if compiled else ops))
@@ -183,14 +183,14 @@ def _prepared(
     checkpoints = checked(targets[0].graph, options.checkpoints)
     holds = options.holds_gradients
     engine = None if options.engine == "tensorflow" else engine_of(options.engine)
-    tensor_dims = sizes.given_shapes(targets[0].graph, options.shapes)
+    tensor_dims = costs.given_shapes(targets[0].graph, options.shapes)
     # Before anything is built: refuse arguments that do not fit.
     behind = get_backward_walk_ops(targets, control_inputs=True)
-    sizes.settle_shapes(behind, tensor_dims)
+    costs.settle_shapes(behind, tensor_dims)
     step = build_step(
         targets, xs, grad_ys, arguments, holds_gradients=holds, engine=engine
     )
-    sizes.settle_shapes(step.ops())
+    costs.settle_shapes(step.ops())
     return prepare_step(step, replace(options, checkpoints=checkpoints))
 
 

@@ -21,8 +21,8 @@ from geutil.graph.types import (
     is_stateful,
 )
 from geutil.graph.walks import DisjointSets, closure
+from geutil.memory.costs import Times
 from geutil.memory.cpu import is_held, passes_on
-from geutil.memory.times import Times
 
 SCOPE = "recomputed"
 """The scope of ops that run again."""

@@ -27,8 +27,8 @@ from geutil.graph.types import (
 )
 from geutil.graph.walks import closure
 from geutil.memory import cpu
+from geutil.memory.costs import Times, op_times
 from geutil.memory.read import Called, calls_of
-from geutil.memory.times import Times, op_times
 from geutil.select.walks import get_backward_walk_ops
 
 

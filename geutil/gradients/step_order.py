@@ -31,13 +31,13 @@ from geutil.graph import (
     v1_control_flow,
 )
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor, is_reference
-from geutil.memory import executor, sizes
+from geutil.memory import costs, executor
 from geutil.memory.buffers import Simulation
+from geutil.memory.costs import tensor_bytes
 from geutil.memory.executor import simulate_with_copies
 from geutil.memory.program import Node, Program
 from geutil.memory.read import ITERATIONS, calls_of, equal_constants, read_ops
 from geutil.memory.schedule import OrderPlan, negligible_size, plan_order
-from geutil.memory.sizes import tensor_bytes
 
 SCOPE = "ordered"
 
@@ -98,8 +98,8 @@ def order_step(
         if op.type in op_types.LOOPS:
             function_calls.limit_parallel_iterations(op, ITERATIONS)
     ops = _with_layers_apart(ops, may_await)
-    sizes.settle_shapes(ops)
-    calls, dims = calls_of(ops), sizes.known_dims
+    costs.settle_shapes(ops)
+    calls, dims = calls_of(ops), costs.known_dims
     program = read_ops(ops, fetched, tensor_bytes, calls, dims=dims).program
     program = program.held_on(
         {i for i, op in enumerate(ops) if op.name not in elsewhere}

@@ -13,12 +13,14 @@ variables are leaves: iterating over one would add ops to its graph. So are arra
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import (
     Callable,
     Iterable,
     Iterator,
     Mapping,
     MutableMapping,
+    Sequence,
     ValuesView,
 )
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -432,12 +434,33 @@ def known_collection_names() -> frozenset[str]:
 
 GivenShapes: TypeAlias = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
 """Shapes of tensors: by tensor, reference or name."""
+_STRING_BYTES = 24
+"""The bytes of one string in TensorFlow, besides the characters of a long one."""
 
 
 def dims_of(tensor: Tensor) -> tuple[int | None, ...] | None:
     """Return the static shape of a tensor, or None where the rank is not known."""
     shape = tensor.shape
     return None if shape.rank is None else tuple(shape.as_list())
+
+
+def dtype_bytes(dtype: Any) -> int:
+    """Return the bytes of one element; handles and variants lead elsewhere."""
+    base = dtype.base_dtype
+    if base.name in ("resource", "variant"):
+        return 0
+    return _STRING_BYTES if base.name == "string" else int(base.size)
+
+
+def bytes_of_shape(dtype: Any, dims: Sequence[int | None] | None) -> int | None:
+    """Return the bytes of a tensor of a dtype and shape, or None where it is open."""
+    each = dtype_bytes(dtype)
+    if not each:
+        return 0
+    if dims is None:
+        return None
+    static_dims = [dim for dim in dims if dim is not None]
+    return each * math.prod(static_dims) if len(static_dims) == len(dims) else None
 
 
 def pairs_of(shapes: GivenShapes | None) -> Iterable[tuple[Any, Any]]:

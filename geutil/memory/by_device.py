@@ -15,6 +15,7 @@ from geutil.graph.runtime import share_memory
 from geutil.graph.types import GivenShapes, Operation, Tensor, type_name
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
 from geutil.memory.buffers import Simulation
+from geutil.memory.costs import tensor_bytes
 from geutil.memory.executor import (
     RECEIVE,
     RECEIVED,
@@ -25,7 +26,6 @@ from geutil.memory.executor import (
 )
 from geutil.memory.program import Node, Program
 from geutil.memory.read import constant_bytes, variable_bytes
-from geutil.memory.sizes import tensor_bytes
 from geutil.memory.step_prediction import Step, executed_step, fetches_of, step_program
 from geutil.memory.timeline import LiveTensor, Measurement, Timeline
 from geutil.select.selections import graph_of_all

@@ -10,9 +10,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from geutil.graph.runtime import RegisteredKernel, kernel_of
-from geutil.graph.types import Operation, Tensor, dims_of
+from geutil.graph.types import Operation, Tensor, bytes_of_shape, dims_of
 from geutil.memory.cpu import DimsOf, Pairs
-from geutil.memory.sizes import bytes_of_shape
 
 _KIND = "GPU"
 _CPU = "CPU:"

@@ -29,7 +29,7 @@ _DATALESS = SHAPE_READERS | {"Const", "ControlTrigger", "NoOp"}
 _DRAWS = re.compile(r"Random|Uniform|Normal|Rng")
 """Types of ops that draw numbers: data, though they read no more than a shape."""
 _FEW_BYTES = 512
-"""The size of shapes, axes and scalars: 64 integers of 8 bytes, as `times` has it."""
+"""The size of shapes, axes and scalars: 64 integers of 8 bytes, as `costs` has it."""
 
 
 class Ran(NamedTuple):

@@ -24,13 +24,19 @@ from geutil.graph import (
 )
 from geutil.graph.function_calls import LoopBody, Loops, source_of
 from geutil.graph.runtime import has_kernels, kind_of, planned_for, uses_onednn
-from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, dims_of
+from geutil.graph.types import (
+    Graph,
+    IdentitySet,
+    Operation,
+    Tensor,
+    bytes_of_shape,
+    dims_of,
+)
 from geutil.memory import cpu, gpu
+from geutil.memory.costs import UNKNOWN, Shapes, op_time
 from geutil.memory.cpu import CHEAP, HELD, DimsOf, Pairs
 from geutil.memory.executor import simulate
 from geutil.memory.program import Allocator, Device, Node, Program
-from geutil.memory.sizes import UNKNOWN, Shapes, bytes_of_shape
-from geutil.memory.times import op_time
 
 _SizeOf = Callable[[Tensor], int]
 """The bytes of a tensor of the graph that is read."""

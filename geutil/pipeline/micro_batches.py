@@ -26,9 +26,8 @@ from geutil.graph.types import (
     Tensor,
 )
 from geutil.memory.by_device import device_peaks
+from geutil.memory.costs import op_time, tensor_bytes
 from geutil.memory.executor import Pipeline, PipelineRun, Schedule, Stage, run_pipeline
-from geutil.memory.sizes import tensor_bytes
-from geutil.memory.times import op_time
 from geutil.pipeline.forward_pass import SourcePass, other_seed, read_source
 from geutil.pipeline.partitions import Partition
 from geutil.pipeline.stage_memory import variable_bytes

@@ -19,9 +19,8 @@ from geutil.errors import ArgumentTypeError, SelectionError, TransformError
 from geutil.graph import adjacency, edits, op_types, types
 from geutil.graph.runtime import colocation_names
 from geutil.graph.types import GivenShapes, Operation, Tensor, is_stateful, type_name
+from geutil.memory.costs import op_time, tensor_bytes
 from geutil.memory.executor import Pipeline, Schedule, Stage
-from geutil.memory.sizes import tensor_bytes
-from geutil.memory.times import op_time
 from geutil.pipeline.stage_memory import (
     Floats,
     SequenceCut,

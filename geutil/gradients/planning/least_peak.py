@@ -24,8 +24,7 @@ from geutil.gradients.segments import Keeps, Recomputation, plan_recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph import runtime
 from geutil.graph.types import Tensor
-from geutil.memory.sizes import tensor_bytes
-from geutil.memory.times import multiply_adds
+from geutil.memory.costs import multiply_adds, tensor_bytes
 
 
 @dataclass(frozen=True, eq=False)

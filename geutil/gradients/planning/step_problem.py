@@ -32,10 +32,9 @@ from geutil.graph.op_types import VALUE_BLIND
 from geutil.graph.runtime import checked_default, full_name, planned_for
 from geutil.graph.types import Operation
 from geutil.graph.walks import DisjointSets, closure
+from geutil.memory.costs import Times, op_time, tensor_bytes
 from geutil.memory.program import Program
 from geutil.memory.schedule import frugal_order, negligible_size, with_controls
-from geutil.memory.sizes import tensor_bytes
-from geutil.memory.times import Times, op_time
 
 
 @dataclass(frozen=True, eq=False)

@@ -34,8 +34,8 @@ from geutil.gradients.segments import Keeps, Recomputation
 from geutil.gradients.step import PlainStep
 from geutil.graph.runtime import kind_of, planned_for
 from geutil.graph.types import Tensor
+from geutil.memory.costs import tensor_bytes
 from geutil.memory.read import device_of
-from geutil.memory.sizes import tensor_bytes
 from geutil.sizes import byte_count, size_text
 
 _MOVES_A_NODE, _FEW_MOVES, _MOVES_TIMES_NODES = 960, 160_000, 270_000_000
