@@ -13,9 +13,8 @@ from math import prod
 
 import tensorflow as tf
 
-from geutil.batchnorm import fold_arithmetic
-from geutil.batchnorm.build import SUFFIX, copy_op
-from geutil.batchnorm.fold_arithmetic import Affine
+from geutil.batchnorm import build
+from geutil.batchnorm.build import SUFFIX, Affine, copy_op
 from geutil.batchnorm.norms import (
     JOINS,
     Link,
@@ -214,7 +213,7 @@ def _spread(branch: Branch, affine_by_branch: dict[int, Affine]) -> None:
     """Note the affine map of each branch that is joined where this one starts."""
     steps = [link.step for link in branch.links if link.step]
     with creation.surroundings_of(branch.end.op):
-        affine = fold_arithmetic.computed(steps)
+        affine = build.computed(steps)
         behind = affine_by_branch[id(branch)]
         if behind.scale is not None:
             affine = affine.times(behind.scale)

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from geutil.batchnorm import batch_statistics, fold_arithmetic, norms
+from geutil.batchnorm import batch_statistics, build, norms
 from geutil.batchnorm.branches import Branched, branches_of
 from geutil.batchnorm.build import Fold
 from geutil.batchnorm.norms import (
@@ -219,7 +219,7 @@ class WaysOn:
         operands = (t for step in steps for t in step.parameters)
         if any(self._origins.of(t) is not Origin.CONSTANT for t in operands):
             return False
-        affine = fold_arithmetic.composed(steps)
+        affine = build.composed(steps)
         return affine is not None and (affine.offset is None or not affine.offset.any())
 
     def _bias(self, layer: Layer) -> tuple[Link, ...]:

@@ -42,10 +42,17 @@ from typing import cast
 
 import tensorflow as tf
 
-from geutil.batchnorm import build, fold_arithmetic, norms
+from geutil.batchnorm import build, norms
 from geutil.batchnorm.batch_statistics import Statistics
-from geutil.batchnorm.build import SUFFIX, Fold, add_bias, copy_op, filled
-from geutil.batchnorm.fold_arithmetic import Affine, Value
+from geutil.batchnorm.build import (
+    SUFFIX,
+    Affine,
+    Fold,
+    Value,
+    add_bias,
+    copy_op,
+    filled,
+)
 from geutil.batchnorm.fold_plan import ONE_PASS, Training
 from geutil.batchnorm.norms import AffineKind, AffineStep, Link, axis_after
 from geutil.graph import adjacency, creation, replicas
@@ -215,7 +222,7 @@ def _copied(
                 replacement_by_id[id(old)] = new
     deviation = replacement_by_id.get(id(root.outputs[0]), root.outputs[0])
     with _beside(root):
-        vector = fold_arithmetic.as_vector(deviation)
+        vector = build.as_vector(deviation)
     return BuiltNorm(
         tuple(
             s
@@ -291,8 +298,8 @@ def _exact(
     before = _steps_before(fold, statistics)
     with _beside(fold.end):
         needed = _scaling(before) if frozen is None else before
-        current = fold_arithmetic.computed([*before, *batch.steps])
-        deployed = fold_arithmetic.computed([*needed, *moving.steps])
+        current = build.computed([*before, *batch.steps])
+        deployed = build.computed([*needed, *moving.steps])
         # Not made of the two scales: gamma may be zero.
         factor, bias = batch.ratio_to(moving), current.offset
         if frozen is not None:
@@ -320,15 +327,15 @@ def _one_pass(
     before = _steps_before(fold, statistics)
     with _beside(fold.end):
         needed = _scaling(before) if frozen is None else before
-        deployed = fold_arithmetic.computed([*needed, *moving.steps])
+        deployed = build.computed([*needed, *moving.steps])
         scale = _scale_for_weights(deployed.scale, moving)
     tensor, axis, shapes = _layer(fold, scale)
     with _beside(fold.end):
-        added = fold_arithmetic.computed(before)
+        added = build.computed(before)
         mean, variance, count = _measured(tensor, axis, scale, added)
     batch = _with_statistics(statistics, mean, variance)
     with _beside(fold.end):
-        current = fold_arithmetic.computed([*before, *batch.steps])
+        current = build.computed([*before, *batch.steps])
         factor, bias = current.scale, current.offset
         if frozen is not None:
             factor = tf.where(frozen, deployed.scale, factor)
@@ -471,11 +478,9 @@ def _corrected(
 def _scaled_weights(layer: Layer, scale: Value) -> Tensor:
     """Return the weights of a layer, each channel of its result multiplied."""
     with creation.surroundings_of(layer.op):
-        source = tf.cast(fold_arithmetic.unrounded(layer.kernel), scale.dtype)
+        source = tf.cast(build.unrounded(layer.kernel), scale.dtype)
         sizes = layer.sizes(layer.outputs) or ()
-        spread = fold_arithmetic.along_axes(
-            scale, layer.kernel.shape.rank, layer.outputs, sizes
-        )
+        spread = build.along_axes(scale, layer.kernel.shape.rank, layer.outputs, sizes)
         return tf.cast(source * spread, layer.kernel.dtype, name=f"weights{SUFFIX}")
 
 
