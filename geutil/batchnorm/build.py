@@ -10,6 +10,10 @@ channel,
 absorbs the scale in them, and the offset in its bias (Krishnamoorthi 2018, arXiv
 1806.08342, section 3.2.2).
 
+The scale and shift behind a sum, concatenation or stack are moved before it, to each
+tensor that it reads: norm(a + b) = (scale * a + offset) + scale * b; for concatenated
+channels, each tensor gets its part. There they are batch norms after a single layer.
+
 A tensor that is fetched by name, returned by a function that is being traced, or not
 read yet may be held by code that does not see that it was replaced.
 """
@@ -26,7 +30,15 @@ import tensorflow as tf
 
 from geutil.batchnorm import norms
 from geutil.batchnorm.batch_statistics import Statistics, read_moving, with_moving
-from geutil.batchnorm.norms import AffineKind, AffineStep, Link, Norm, axis_after
+from geutil.batchnorm.norms import (
+    AffineKind,
+    AffineStep,
+    Link,
+    Norm,
+    Start,
+    axis_after,
+    joined_axis,
+)
 from geutil.graph import adjacency, creation, op_types, state, types
 from geutil.graph.edits import InputEdit, Liveness, apply_edits, results_of
 from geutil.graph.types import Graph, Operation, Tensor
@@ -628,3 +640,134 @@ def _mapped(
 
 def _replaced(fold: Fold) -> list[Operation]:
     return [fold.layer.op, *(link.op for link in fold.links if link.op is not fold.end)]
+
+
+@dataclass(eq=False)
+class Branch:
+    """The path from a layer, or from an op that joins branches, to the next such op."""
+
+    start: Start
+    # The ops behind that, in order; the last is the op that joins, or the last step of
+    # the norm.
+    links: tuple[Link, ...]
+    end: Tensor  # the tensor that is joined with others, or the result of the norm
+    branches: list[Branch]  # the branches joined where it begins; none at a layer
+    axis: int = -1  # the axis of the channels in `end`, counted from the end
+    channels: int = 0
+
+    @property
+    def join(self) -> Operation:
+        """The op that joins the branches."""
+        return self.start.tensor.op
+
+
+@dataclass(frozen=True, eq=False)
+class Branched:
+    """A batch norm whose branches all end in layers."""
+
+    norm: Norm
+    tree: tuple[Branch, ...]  # its branches, each before those that it joins
+    bare: bool  # whether the norm is a multiplication and an addition of constants
+
+    @property
+    def replaced(self) -> list[Operation]:
+        """The ops between the branches and the end of the norm, joins included."""
+        inner = [branch for branch in self.tree if branch.branches]
+        return [op for b in inner for op in (b.join, *(link.op for link in b.links))]
+
+
+def joins_channels(join: Operation, axis: int) -> bool:
+    """Return whether an op concatenates along an axis."""
+    return join.type == "ConcatV2" and joined_axis(join) == axis
+
+
+def build_branches(
+    branched: Branched, norm_by_end: Mapping[Operation, Norm]
+) -> tuple[Tensor, list[tuple[Operation, tuple[Norm, ...]]]]:
+    """Build a norm behind the layer of each branch, and join these."""
+    # Batch norms that branches join on the way are taken along.
+    # Returns the tensor that replaces the norm's; and the last op of each norm that was
+    # built, with those that are in it.
+    tree = branched.tree
+    affine_by_branch: dict[int, Affine] = {id(tree[0]): Affine()}
+    norms_by_branch: dict[int, tuple[Norm, ...]] = {id(tree[0]): ()}
+    for branch in tree:
+        if branch.branches:
+            _spread_to_branches(branch, affine_by_branch)
+            found = (norm_by_end.get(link.op) for link in branch.links)
+            inside = tuple(norm for norm in found if norm is not None)
+            inside = (*inside, *norms_by_branch[id(branch)])
+            norms_by_branch |= {id(part): inside for part in branch.branches}
+    ends: list[tuple[Operation, tuple[Norm, ...]]] = []
+    new: dict[int, Tensor] = {}
+    for branch in reversed(tree):
+        with creation.surroundings_of(branch.end.op):
+            if branch.branches:
+                parts = enumerate(branch.branches)
+                join = copy_op(branch.join, {i: new[id(b)] for i, b in parts})
+                tensor = _through_links(join.outputs[0], branch)
+            else:
+                affine = affine_by_branch[id(branch)]
+                tensor = _applied(affine, branch, shifts=branched.bare)
+                ends.append((tensor.op, norms_by_branch[id(branch)]))
+        new[id(branch)] = tensor
+    return new[id(tree[0])], ends
+
+
+def _spread_to_branches(branch: Branch, affine_by_branch: dict[int, Affine]) -> None:
+    """Note the affine map of each branch that is joined where this one starts."""
+    steps = [link.step for link in branch.links if link.step]
+    with creation.surroundings_of(branch.end.op):
+        affine = computed(steps)
+        behind = affine_by_branch[id(branch)]
+        if behind.scale is not None:
+            affine = affine.times(behind.scale)
+        if behind.offset is not None:
+            affine = affine.plus(behind.offset)
+        axis = axis_after(branch.join, branch.branches[0].axis)
+        by_parts = axis is not None and joins_channels(branch.join, axis)
+        sums = branch.join.type.startswith("Add")
+        start = 0
+        for i, part in enumerate(branch.branches):
+            scale, offset = affine.scale, affine.offset
+            if by_parts:
+                scale, offset = (
+                    _slice(v, start, part.channels) for v in (scale, offset)
+                )
+            start += part.channels
+            # The terms of a sum are added up: the first one alone brings the offset.
+            affine_by_branch[id(part)] = Affine(scale, None if sums and i else offset)
+
+
+def _slice(value: Tensor | None, start: int, size: int) -> Tensor | None:
+    if value is None or not value.shape.rank:
+        return value
+    return tf.slice(value, [start], [size])
+
+
+def _applied(affine: Affine, branch: Branch, *, shifts: bool) -> Tensor:
+    """Scale and shift the end of a branch."""
+    tensor, offset = branch.end, affine.offset
+    if affine.scale is not None:
+        tensor = tf.multiply(tensor, _along(affine.scale, branch), name=f"mul{SUFFIX}")
+        if offset is None and shifts:
+            # Without a root, its shift tells a batch norm.
+            offset = tf.zeros_like(affine.scale)
+    if offset is not None:
+        tensor = tf.add(tensor, _along(offset, branch), name=f"add{SUFFIX}")
+    return tensor
+
+
+def _along(value: Tensor, branch: Branch) -> Tensor:
+    value = tf.cast(value, branch.end.dtype)
+    if not value.shape.rank or branch.axis == -1:
+        return value
+    return tf.reshape(value, [-1] + [1] * (-1 - branch.axis))
+
+
+def _through_links(tensor: Tensor, branch: Branch) -> Tensor:
+    """Apply the ops of a branch that only forward channels to a new tensor."""
+    for link in branch.start.links:
+        if link.step is None:
+            tensor = copy_op(link.op, {link.index: tensor}).outputs[0]
+    return tensor

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from geutil.batchnorm import build, training_build
-from geutil.batchnorm.branches import Branched, build_branches
-from geutil.batchnorm.build import Fold
+from geutil.batchnorm.build import Branched, Fold, build_branches
 from geutil.batchnorm.fold_plan import Choices, FoldPlan, Planner, Refusal, Training
 from geutil.batchnorm.fold_report import Folded, FoldReport, Refused
 from geutil.batchnorm.norms import Norm, Obstacle, stacked_item
