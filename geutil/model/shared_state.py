@@ -22,7 +22,7 @@ from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
 from geutil.graph.walks import node_name, tensor_name
 from geutil.model import programs
 from geutil.model.programs import Ancestor, ModelProgram
-from geutil.transform import custom_gradients, transformer
+from geutil.transform import op_copying, transformer
 
 RESTORE = Words("read a checkpoint with model.restore(path) or assign values")
 _NO_ORIGINS: Mapping[str, NodeOrigin] = MappingProxyType({})
@@ -40,7 +40,7 @@ class _Closure:
 
     def read(self) -> Iterator[tuple[Tensor, str]]:
         """Yield the tensors that the gradient reads there, with their program names."""
-        for t in custom_gradients.read_by_gradient(self.op):
+        for t in op_copying.read_by_gradient(self.op):
             # Edits of a program let the node read other tensors than the op does.
             slots = (i for i, read in enumerate(self.op.inputs) if read is t)
             slot = next(slots, None)
@@ -55,11 +55,11 @@ def carry_closures(
     origins: Mapping[str, NodeOrigin],
 ) -> None:
     """Give ops the gradients that `tf.custom_gradient` made for others, traced."""
-    reads = state.slot(graph, custom_gradients.GradientReads)
+    reads = state.slot(graph, op_copying.GradientReads)
     for closure in _closures(nodes, ancestors, origins):
         named = [(t, _tensor(graph, name)) for t, name in closure.read()]
         copies = IdentityMap((t, t_) for t, t_ in named if t_ is not None)
-        carried = custom_gradients.carried_gradient(
+        carried = op_copying.carried_gradient(
             closure.op, closure.gradient, graph, copies, transformer.copy_replacing
         )
         op_ = graph.get_operation_by_name(closure.node.name)
