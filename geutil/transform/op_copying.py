@@ -3,11 +3,11 @@
 They are made in bulk or one by one, and get devices, colocation, control edges, shapes,
 gradients known to Python, and the control-flow contexts of version 1 afterwards.
 
-The gradient of an op made by `tf.custom_gradient` is a Python closure over tensors of the original's graph. Left
-alone, the gradient of a copy would be computed from the original's tensors: wrong as
-soon as the copy has other inputs, impossible when it lies in another graph. So a copy
-gets a gradient that traces the closure in a graph of its own and carries the traced ops
-over with every captured tensor replaced by its copy.
+The gradient of an op made by `tf.custom_gradient` is a Python closure over tensors of
+the original's graph. Left alone, the gradient of a copy would be computed from the
+original's tensors: wrong as soon as the copy has other inputs, impossible when it lies
+in another graph. So a copy gets a gradient that traces the closure in a graph of its
+own and carries the traced ops over with every captured tensor replaced by its copy.
 """
 
 from __future__ import annotations
