@@ -27,16 +27,38 @@ from geutil.batchnorm.norms import (
     misfit,
     outside_readers,
 )
+from geutil.bodies.function_bodies import OpenedFunction
 from geutil.errors import ArgumentTypeError, FoldError
-from geutil.graph import types, v1_control_flow
+from geutil.graph import op_types, types, v1_control_flow
 from geutil.graph.edits import Liveness
+from geutil.graph.function_calls import Caller
 from geutil.graph.resource_variables import check_step_variable
-from geutil.graph.types import Graph, Operation, Tensor
+from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.select.networks.batch_norms import MovingStatistics, MovingVariable
-from geutil.select.networks.layers import Layer, Origin, Origins, layer_of
+from geutil.select.networks.layers import ROOTS, Layer, Origin, Origins, layer_of
 
 EXACT, ONE_PASS = "exact", "one_pass"
 _OF_BATCH = "normalizes by the statistics of the batch (is_training=True)"
+
+
+SIGNS = op_types.FUSED_NORMS | ROOTS
+"""Types of ops of which each batch norm has one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A graph that batch norms are folded in."""
+
+    graph: Graph
+    prefix: str = ""  # the prefix of its ops' names in reports
+    signature: str = ""  # of a model, the signature that it belongs to
+    fixed: str = ""  # why nothing can be changed in it; "" if it can
+    # Of the body of a function that a graph calls, the function.
+    function: OpenedFunction | None = None
+    inputs: tuple[Tensor, ...] = ()
+    # Of a body, the ops that read its results, and nothing else.
+    sinks: tuple[Operation, ...] = ()
+    callers: tuple[Caller, ...] = ()  # of a body, all that calls it
 
 
 @dataclass(frozen=True)
@@ -578,3 +600,81 @@ def _axis_at_end(axis: int, links: Sequence[Link]) -> int:
         if link.step is None:
             axis = axis_after(link.op, axis) or axis
     return axis
+
+
+Passed = list[tuple[Tensor, Operation]]
+"""(argument, constant) for each argument of a body that is always the same constant."""
+
+
+def constants_passed(places: Sequence[Place]) -> list[Passed]:
+    """Return for each place the constant arguments that batch norms may read."""
+    # An argument is a constant if all callers pass the same one, and loops forward it
+    # as it is. Nothing is changed.
+    graph_ids = _wanted(places)
+    constant_by_argument: MutableIdentityMap[Operation] = MutableIdentityMap()
+    listed: list[Passed] = []
+    for place in places:
+        listed.append([])
+        if not place.callers or place.fixed or id(place.graph) not in graph_ids:
+            continue
+        for index, argument in enumerate(place.inputs):
+            if not argument.dtype.is_floating or not readers_in(place, argument):
+                continue
+            constant = _passed(place, index, constant_by_argument)
+            if constant is not None:
+                constant_by_argument[argument] = constant
+                listed[-1].append((argument, constant))
+    return listed
+
+
+def _wanted(places: Sequence[Place]) -> frozenset[int]:
+    """Return the ids of bodies that may hold batch norms, and of their callers."""
+    graph_ids: set[int] = set()
+    for place in reversed(places):
+        if id(place.graph) in graph_ids or _may_hold_norms(place.graph):
+            graph_ids.add(id(place.graph))
+            graph_ids.update(id(caller.op.graph) for caller in place.callers)
+    return frozenset(graph_ids)
+
+
+def _may_hold_norms(graph: Graph) -> bool:
+    return any(op.type in SIGNS for op in graph.get_operations())
+
+
+def readers_in(place: Place, argument: Tensor) -> list[Operation]:
+    """Return the ops of a body that read an argument, its results apart."""
+    return [op for op in argument.consumers() if op not in place.sinks]
+
+
+def _passed(
+    place: Place, index: int, constant_by_argument: IdentityMap[Operation]
+) -> Operation | None:
+    """Return the constant that all callers pass as an argument, if they do."""
+    constant: Operation | None = None
+    for caller in place.callers:
+        # From its second round on, a loop reads its own result.
+        if caller.is_loop and not _is_handed_on(place, index):
+            return None
+        if not (caller.is_loop or caller.is_branching or caller.is_call):
+            return None
+        source = _source(caller.op.inputs[caller.first_argument + index])
+        op = constant_by_argument.get(source, source.op)
+        if op.type != "Const":
+            return None
+        if constant is not None and op.get_attr("value") != constant.get_attr("value"):
+            return None
+        constant = op
+    return constant
+
+
+def _is_handed_on(place: Place, index: int) -> bool:
+    """Return whether the body of a loop returns a loop variable unchanged."""
+    if index >= len(place.sinks):
+        return False
+    return _source(place.sinks[index].inputs[0]) is place.inputs[index]
+
+
+def _source(tensor: Tensor) -> Tensor:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor
