@@ -270,7 +270,7 @@ def _rewiring(inputs: Iterable[InputEdit], controls: Iterable[ControlEdit]) -> R
 
 
 def _follow_steps(ops: Iterable[Operation]) -> Iterator[UndoStep]:
-    """Let gradients follow the inputs of their ops; yield how to take that back."""
+    """Update gradients to the inputs of their ops; yield how to undo that."""
     for op in dict.fromkeys(ops):
         # No op of another type has a gradient that is a closure.
         if op.type != gradient_functions.CLOSURE_TYPE:
@@ -372,7 +372,7 @@ def set_results(graph: Graph, tensors: Iterable[Tensor]) -> None:
 
 
 def order_exchanges(graph: Graph) -> None:
-    """Have sums over replicas run one after another in topological order."""
+    """Order sums over replicas topologically, one after another."""
     # TensorFlow chains them on each device in the order in which they were made, when
     # it has traced the function. A sum that an edit puts before an older one would wait
     # for that for ever. Each replica has to call this.
@@ -442,7 +442,7 @@ class Liveness:
         self._revive(list(self._retired))
 
     def is_retired(self, op: Operation) -> bool:
-        """Tell whether a rewrite left `op` without readers."""
+        """Return whether a rewrite left `op` without readers."""
         return op in self._retired
 
     def readers(self, op: Operation) -> set[Operation]:
@@ -463,7 +463,7 @@ class Liveness:
         return [c for c in adjacency.control_outputs(op) if c not in self._retired]
 
     def take_in(self, ops: Iterable[Operation]) -> None:
-        """Take in the present inputs of new or rewired ops."""
+        """Add the present inputs of new or rewired ops."""
         for op in ops:
             for tensor in op.inputs:
                 readers = self._readers.get(tensor.op)
@@ -471,7 +471,7 @@ class Liveness:
                     readers.add(op)
 
     def forget(self, ops: Iterable[Operation]) -> None:
-        """Ask anew who reads `ops` when that is next needed."""
+        """Forget the readers of `ops`, which are looked up when next needed."""
         for op in ops:
             self._readers.pop(op, None)
 
@@ -513,11 +513,11 @@ class Liveness:
         self._retired.pop(op, None)
 
     def revive(self, ops: Iterable[Operation]) -> list[Operation]:
-        """Let those of `ops` count again that are read; return them."""
+        """Revive those of `ops` that are read; return them."""
         return self._revive([op for op in ops if op in self._retired])
 
     def _revive(self, queue: list[Operation]) -> list[Operation]:
-        """Let retired ops that have readers count again, and then their producers."""
+        """Revive retired ops that have readers, and then their producers."""
         revived: list[Operation] = []
         while queue:
             op = queue.pop()

@@ -284,14 +284,14 @@ _OWN = re.compile(rb"(Stateful)?PartitionedCall-\d+")
 
 
 def names_own_gradient(node: Any) -> bool:
-    """Tell whether a node is a call that names the gradient of a traced function."""
+    """Return whether a node is a call that names the gradient of a traced function."""
     if node.op not in op_types.CALLS or ATTRIBUTE not in node.attr:
         return False
     return _OWN.fullmatch(node.attr[ATTRIBUTE].s) is not None
 
 
 def forget_own_gradient(node: Any) -> None:
-    """Make a call name no gradient, unless somebody gave it one on purpose."""
+    """Remove the gradient's name from a call, unless a caller chose it."""
     if names_own_gradient(node):
         del node.attr[ATTRIBUTE]
 
@@ -353,17 +353,17 @@ class Caller:
 
     @property
     def is_loop(self) -> bool:
-        """Tell whether the functions are condition and body of a loop."""
+        """Return whether the functions are condition and body of a loop."""
         return self.op.type in op_types.LOOPS
 
     @property
     def is_branching(self) -> bool:
-        """Tell whether one of the functions is run, with the inputs after the first."""
+        """Return whether one of the functions runs, with the inputs after the first."""
         return self.op.type in op_types.BRANCHINGS
 
     @property
     def is_call(self) -> bool:
-        """Tell whether the op runs one function on its inputs and does nothing else."""
+        """Return whether the op runs one function on its inputs and nothing else."""
         return self.op.type in op_types.CALLS or not self.callees[0].attribute
 
     @property
@@ -388,7 +388,7 @@ class Caller:
 
 
 def has_function(graph: Graph, name: str) -> bool:
-    """Tell whether `graph` holds a function called `name`."""
+    """Return whether `graph` holds a function called `name`."""
     return bool(graph._is_function(name))
 
 
@@ -400,7 +400,7 @@ def called_function(op: Operation) -> str:
 
 
 def is_compiled_call(op: Operation) -> bool:
-    """Tell whether an op calls a function that XLA compiles as a whole."""
+    """Return whether an op calls a function that XLA compiles as a whole."""
     name = called_function(op)
     if not name:
         return False
@@ -523,7 +523,7 @@ def set_traced_body(op: Operation, body: Graph) -> None:
 
 
 def _forget_traces(caller: Caller) -> None:
-    """Make Python forget the functions that an op was traced with."""
+    """Remove Python's notes of the functions that an op was traced with."""
     for name in _traces(caller):
         if getattr(caller.op, name, None) is not None:
             setattr(caller.op, name, None)
@@ -577,7 +577,7 @@ class LoopBody:
         return self._place.get(id(tensor))
 
     def stays(self, place: int | None) -> bool:
-        """Tell whether an argument is the same each time; None is none."""
+        """Return whether an argument is the same each time; None is none."""
         if place is None:
             return False
         return self.results[place] is self._arguments[place]

@@ -97,7 +97,7 @@ def add_functions(graph: Graph, definitions: Iterable[Any]) -> None:
 
 
 def publish_functions(graph: Graph, names: Iterable[str] | None = None) -> None:
-    """Tell TensorFlow's runtime the functions of a graph, for as long as they live."""
+    """Register the functions of a graph with TensorFlow's runtime while they live."""
     # Imported functions are known to their graph alone until somebody reads their
     # definition.
     for name in list(graph._functions) if names is None else names:
@@ -275,7 +275,7 @@ def side_effects(graph: Graph) -> list[Operation]:
 
 
 def set_ends(graph: Graph, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
-    """Tell a FuncGraph which tensors its arguments and results are."""
+    """Set the arguments and results of a FuncGraph."""
     graph.inputs = list(inputs)
     graph.outputs = list(outputs)
 
@@ -429,6 +429,6 @@ def _fixed(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
 
 
 def is_compiled(function: Any) -> bool:
-    """Tell whether a ConcreteFunction is compiled by XLA when it is called."""
+    """Return whether a ConcreteFunction is compiled by XLA when it is called."""
     attributes = function.function_def.attr
     return "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b

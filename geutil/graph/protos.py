@@ -318,7 +318,7 @@ def _attribute(name: str, definition: Any, signature: Any) -> Any:
 
 
 def is_index(text: str) -> bool:
-    """Tell whether `text` is the number of an output."""
+    """Return whether `text` is the number of an output."""
     return text.isascii() and text.isdigit() and len(text) < 10
 
 
@@ -448,7 +448,7 @@ def _refuse_list(function: str, arg: Any) -> None:
 
 
 def has_list(arg: Any) -> bool:
-    """Tell whether an argument or result of a signature is a list of tensors."""
+    """Return whether an argument or result of a signature is a list of tensors."""
     return bool(arg.number_attr or arg.type_list_attr)
 
 
@@ -622,19 +622,19 @@ class Effects:
         self._found = closure(effective_names, lambda name: callers.get(name, ()))
 
     def of(self, node: Any) -> bool:
-        """Tell whether a node has an effect."""
+        """Return whether a node has an effect."""
         return self._by_itself(node) or (
             self.depends(node)
             and any(name in self._found for name in names_of_functions(node))
         )
 
     def is_kernel(self, node: Any) -> bool:
-        """Tell whether a node is an op that only computes."""
+        """Return whether a node is an op that only computes."""
         signature = signature_of(node.op, {})
         return not (self.depends(node) or signature is None or signature.is_stateful)
 
     def depends(self, node: Any) -> bool:
-        """Tell whether a node has the effects of its functions, and no others."""
+        """Return whether a node has the effects of its functions, and no others."""
         return node.op in _AS_THEIR_FUNCTIONS or node.op in self._functions
 
     def _by_itself(self, node: Any) -> bool:
@@ -656,7 +656,7 @@ _FUNCTION = frozenset(("f", "body", "cond", "then_branch", "else_branch", "branc
 
 
 def changes_state(op: Operation) -> bool:
-    """Tell whether running an op changes state that others see: a variable, a file."""
+    """Return whether an op changes state that others see: a variable, a file."""
     # A call counts if TensorFlow calls it stateful; its function is not looked at.
     if any(is_reference(t) for t in op.inputs):
         # TensorFlow does not call the assignments of version 1 stateful.

@@ -63,7 +63,7 @@ def variable_outside(
 
 
 def _are_of_strategy(graph: Graph) -> bool:
-    """Tell whether new variables are those of a strategy of `tf.distribute`."""
+    """Return whether new variables are those of a strategy of `tf.distribute`."""
     in_scope = is_func_graph(graph) and replicas.in_scope()
     return in_scope or replicas.current() is not None
 

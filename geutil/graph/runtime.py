@@ -62,7 +62,7 @@ class RegisteredKernel:
 
 
 def has_kernels(device_type: str) -> bool:
-    """Tell whether this TensorFlow was built for a type of device, such as "GPU"."""
+    """Return whether this TensorFlow was built for a type of device, such as "GPU"."""
     return any(k.device_type == device_type for k in _registered("MatMul"))
 
 
@@ -100,7 +100,7 @@ class _Constraint:
     allowed: frozenset[int]
 
     def admits(self, op: Operation) -> bool:
-        """Tell whether an op's attribute is one of the types, or only such."""
+        """Return whether an op's attribute is one of the types, or only such."""
         value = op.get_attr(self.name)
         types = value if isinstance(value, list) else [value]
         return all(dtype.as_datatype_enum in self.allowed for dtype in types)
@@ -253,7 +253,7 @@ def planned_for(graph: Graph) -> str | None:
 
 
 def share_memory(one: str, other: str) -> bool:
-    """Tell whether devices, by full names, share memory, as CPUs of a process do."""
+    """Return whether devices, by full names, share memory, as CPUs of a process do."""
     specs = _spec(one), _spec(other)
     tasks = {(spec.job, spec.replica, spec.task) for spec in specs}
     return len(tasks) == 1 and all(spec.device_type == "CPU" for spec in specs)
@@ -372,7 +372,7 @@ def rename_entries(
 
 
 def drop_missing_colocation(op: Operation) -> None:
-    """Let `op` no longer be colocated with ops that its graph does not have."""
+    """Remove colocations of `op` with ops that its graph does not have."""
     entries = class_entries(op)
     if not entries:
         return
@@ -402,7 +402,7 @@ Backward = Callable[..., Sequence[Any]]
 
 
 def uses_onednn() -> bool:
-    """Tell whether TensorFlow uses oneDNN, and with it the allocator that counts."""
+    """Return whether TensorFlow uses oneDNN, and with it the allocator that counts."""
     return bool(IsMklEnabled())
 
 
@@ -421,17 +421,17 @@ def without_collector() -> Iterator[None]:
 
 
 def a_tape_is_open() -> bool:
-    """Tell whether a tape of this thread may be recording now."""
+    """Return whether a tape of this thread may be recording now."""
     return bool(_tf.could_possibly_record())
 
 
 def is_watched(tensor: Any) -> bool:
-    """Tell whether a tape would record an op that reads `tensor`."""
+    """Return whether a tape would record an op that reads `tensor`."""
     return bool(_tf.should_record_backprop([tensor]))
 
 
 def is_differentiable(tensor: Tensor) -> bool:
-    """Tell whether gradients flow through this dtype, or handles of variables."""
+    """Return whether gradients flow through this dtype, or handles of variables."""
     return bool(IsTrainable(tensor))
 
 
@@ -442,7 +442,7 @@ def without_recording(make: Callable[[], Any]) -> Any:
 
 
 def has_tangents(values: Iterable[Any]) -> bool:
-    """Tell whether a `tf.autodiff.ForwardAccumulator` follows one of some values."""
+    """Return whether a `tf.autodiff.ForwardAccumulator` follows one of some values."""
     tensors = [getattr(value, "handle", value) for value in values]
     tensors = [t for t in tensors if isinstance(t, tf.Tensor)]
     return bool(tensors) and bool(_tf.pack_tangents(tensors).tangents)
@@ -451,7 +451,7 @@ def has_tangents(values: Iterable[Any]) -> bool:
 def record_on_tapes(
     name: str, outputs: Sequence[Tensor], inputs: Sequence[Any], backward: Backward
 ) -> None:
-    """Tell all open tapes that an op has made `outputs` of `inputs`."""
+    """Record on all open tapes that an op computed `outputs` from `inputs`."""
     _tf.record_operation(name, list(outputs), list(inputs), backward)
 
 
@@ -595,14 +595,14 @@ def _cluster_with(gpus: Iterable[str]) -> Any:
 
 
 def is_determinism_enabled() -> bool:
-    """Tell whether `tf.config.experimental.enable_op_determinism` was called."""
+    """Return whether `tf.config.experimental.enable_op_determinism` was called."""
     # TensorFlow does not keep the promise for sums of three or more (`AddN`) whose
     # terms other ops read too: the order of its sums depends on which ops have run.
     return bool(_tf.is_op_determinism_enabled())
 
 
 def is_compiled_by_xla(graph: Graph) -> bool:
-    """Tell whether XLA will compile the ops that are now being added to `graph`.
+    """Return whether XLA will compile the ops that are now being added to `graph`.
 
     So it is while a `tf.function` with `jit_compile=True` is traced, and while any
     function, loop body or branch is traced from within one.
@@ -631,7 +631,7 @@ def is_compiled_by_xla(graph: Graph) -> bool:
 
 
 def is_on_mesh(graph: Graph) -> bool:
-    """Tell whether a function reads variables of a mesh of DTensor."""
+    """Return whether a function reads variables of a mesh of DTensor."""
     # TensorFlow has DTensor compile such a function, with rules for the ops that it
     # knows. A function of a mesh that reads no variable cannot be distinguished from
     # another one while it is traced.
@@ -688,7 +688,7 @@ _LAYOUT_SENSITIVE = frozenset(
 
 
 def keep_image_layouts(graph: Graph) -> None:
-    """Have the channels-last ops of a graph keep their layout on GPUs."""
+    """Keep the layout of the channels-last ops of a graph on GPUs."""
     # They lose the fusions with a bias and an activation that Grappler makes otherwise,
     # so nothing is done to ops on other devices, nor where the user has switched the
     # layout optimizer off, or asks for `auto_mixed_precision`, which leaves ops out
@@ -697,7 +697,7 @@ def keep_image_layouts(graph: Graph) -> None:
 
 
 def turns_images(graph: Graph) -> bool:
-    """Tell whether Grappler is left to turn the images of a graph for a GPU."""
+    """Return whether Grappler is left to turn the images of a graph for a GPU."""
     options = tf.config.optimizer.get_experimental_options()
     is_left = options.get("auto_mixed_precision") and not _keeps_layouts(options)
     return bool(is_left) and any(True for _ in _layout_sensitive(graph))
@@ -744,12 +744,12 @@ _MOST_NODES = 16
 
 
 def is_convolution_call(op: Operation) -> bool:
-    """Tell whether an op calls a function that is one convolution of its arguments."""
+    """Return whether an op calls a function of one convolution of its arguments."""
     return _convolution_body(op) is not None
 
 
 def inlined_convolution(op: Operation) -> Tensor:
-    """Make the ops of such a function beside its call; return its result."""
+    """Build the ops of such a function beside its call; return its result."""
     body = _convolution_body(op)
     if body is None:
         return op.outputs[0]

@@ -573,7 +573,7 @@ class OpMatcher:
         self.output_op_matches: list[list[OpMatcher | None] | None] | None = None
 
     def __call__(self, op: Operation) -> bool:
-        """Tell whether `op` and its neighbours match.
+        """Return whether `op` and its neighbours match.
 
         Raises:
             ArgumentTypeError: `op` is no op.

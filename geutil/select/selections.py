@@ -297,7 +297,7 @@ def get_consuming_ops(ts: Any) -> list[Operation]:
 
 
 def is_iterable(obj: object) -> bool:
-    """Tell whether `obj` can be iterated over. A tensor is one thing, and cannot.
+    """Return whether `obj` can be iterated over. A tensor is one thing, and cannot.
 
     Cost: constant.
 
@@ -498,7 +498,7 @@ def _is_state(tensor: Tensor) -> bool:
 
 
 def is_name(item: Any) -> bool:
-    """Tell whether something is a name, a layer, or a tensor of a Keras model."""
+    """Return whether something is a name, a layer, or a tensor of a Keras model."""
     return isinstance(item, str | Layer) or is_keras(item)
 
 
@@ -626,7 +626,7 @@ def layers_named(graph: Graph, name: str) -> tuple[Layer, ...]:
 
 
 def is_keras(item: Any) -> bool:
-    """Tell whether something is a layer of Keras, or a tensor of its models."""
+    """Return whether something is a layer of Keras, or a tensor of its models."""
     return keras_calls.node_behind(item) is not None or keras_calls.is_layer(item)
 
 

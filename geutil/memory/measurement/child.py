@@ -267,7 +267,7 @@ _STATUS = Path("/proc/self/status")
 
 
 Meter = Callable[[], int | None]
-"""Returns the highest growth in bytes since it was made, None where it is not told."""
+"""Returns the highest growth in bytes since it was made, None where it is not known."""
 
 
 def resident_meter() -> Meter:

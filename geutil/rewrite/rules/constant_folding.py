@@ -146,7 +146,7 @@ def _subgraph(
 
 
 def is_foldable(op: Operation) -> bool:
-    """Tell whether an op computes values, always the same, from values."""
+    """Return whether an op computes values, always the same, from values."""
     tensors = (*op.inputs, *op.outputs)
     return is_pure(op.op_def, op.node_def.attr) and not any(
         is_reference(t) or t.dtype in (tf.resource, tf.variant) for t in tensors
@@ -154,7 +154,7 @@ def is_foldable(op: Operation) -> bool:
 
 
 def is_pure(op_def: Any, attributes: Any) -> bool:
-    """Tell whether an op of this signature, None if unknown, has no state."""
+    """Return whether an op of this signature, None if unknown, has no state."""
     # Random numbers by a seed depend on the device that draws them.
     return (
         op_def is not None
@@ -276,7 +276,7 @@ def dead_branch_folding() -> tuple[Rule, ...]:
 
 
 def is_true(value: np.ndarray) -> bool:
-    """Tell which way an If goes: scalars by their value, other tensors by their size.
+    """Return whether an If runs its first branch: scalars by value, others by size.
 
     Example:
         >>> import numpy as np
