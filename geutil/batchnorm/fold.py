@@ -14,21 +14,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from geutil.batchnorm import build, training_build
+from geutil.batchnorm import build, fold_plan, training_build
 from geutil.batchnorm.build import Branched, Fold, build_branches
-from geutil.batchnorm.fold_plan import (
-    EXACT,
-    SIGNS,
-    Choices,
-    FoldPlan,
-    Passed,
-    Place,
-    Planner,
-    Refusal,
-    Training,
-    constants_passed,
-    readers_in,
-)
+from geutil.batchnorm.fold_plan import Choices, Place, Refusal, Training
 from geutil.batchnorm.fold_report import Folded, FoldReport, Refused
 from geutil.batchnorm.norms import Norm, Obstacle, stacked_item
 from geutil.batchnorm.training_build import Built
@@ -178,7 +166,7 @@ def _fold(
     folders = [
         Folder(place, choices, kept_tensors, training) for place in places.listed
     ]
-    passed = constants_passed(places.listed)
+    passed = fold_plan.constants_passed(places.listed)
     settled = [f for f, constants in zip(folders, passed, strict=True) if not constants]
     if strict:
         # Before anything is touched: functions of a model need not be rebuilt.
@@ -221,7 +209,7 @@ def _training(
         return training
     for name, given in (
         ("freeze_batch_norm_delay", delay is not None),
-        ("statistics", statistics != EXACT),
+        ("statistics", statistics != fold_plan.EXACT),
     ):
         if given:
             raise FoldError(f"{name} is for training; pass is_training=True")
@@ -378,7 +366,7 @@ def _unopened(
         if caller not in own and caller.graph not in graphs[1:]:
             continue
         nodes = (node for d in function.definitions for node in d.node_def)
-        if any(node.op in SIGNS for node in nodes):
+        if any(node.op in fold_plan.SIGNS for node in nodes):
             reason = f"calls a function that cannot be opened: {function.reason}"
             yield Refused(function.name, reason, function.caller.name)
 
@@ -387,13 +375,13 @@ Sunk = list[tuple[Tensor, Tensor]]
 """(argument, constant) for each argument that is read as a constant."""
 
 
-def sink_constants(place: Place, passed: Passed) -> Sunk:
+def sink_constants(place: Place, passed: fold_plan.Passed) -> Sunk:
     """Make a body read its own copies of the constants that it is passed."""
     # Callers go on passing them.
     sunk = []
     for argument, constant in passed:
         copy = _copied(place, argument, constant)
-        reroute_ts([copy], [argument], can_modify=readers_in(place, argument))
+        reroute_ts([copy], [argument], can_modify=fold_plan.readers_in(place, argument))
         sunk.append((argument, copy))
     return sunk
 
@@ -557,7 +545,7 @@ class Folder:
             ]
         return tuple(selections.LayerNames(self._graph).noted(entries, "norm"))
 
-    def _clear(self, plan: FoldPlan) -> bool:
+    def _clear(self, plan: fold_plan.FoldPlan) -> bool:
         """Change the ops between batch norms and layers; return whether any did."""
         # Calls of one convolution give way to it, slices of a stack to the stacked
         # tensor, and batch norms of several layers are moved to each of them.
@@ -595,13 +583,13 @@ class Folder:
                 self._unmoved[end] = reasons[end.name]
         return bool(into)
 
-    def _planner(self) -> Planner:
+    def _planner(self) -> fold_plan.Planner:
         kept_ids = frozenset(
             id(t) for t in (*edits.results_of(self._graph), *self._kept)
         )
-        return Planner(self._graph, kept_ids, self._choices)
+        return fold_plan.Planner(self._graph, kept_ids, self._choices)
 
-    def _refused(self, plan: FoldPlan) -> list[Refusal]:
+    def _refused(self, plan: fold_plan.FoldPlan) -> list[Refusal]:
         """Return the refusals before anything is built."""
         refused = list(plan.refused)
         for entry in plan.branched:
@@ -630,7 +618,7 @@ class Folder:
     def _is_kept(self, op: Operation) -> bool:
         return any(t.op is op for t in self._kept)
 
-    def _apply(self, plan: FoldPlan) -> list[Refusal]:
+    def _apply(self, plan: fold_plan.FoldPlan) -> list[Refusal]:
         """Carry out a plan; return the refusals, then or now."""
         refused = self._refused(plan)
         staying = [fold for fold in plan.folds if build.can_stay(fold)]

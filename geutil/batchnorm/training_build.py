@@ -44,15 +44,7 @@ import tensorflow as tf
 
 from geutil.batchnorm import build, norms
 from geutil.batchnorm.batch_statistics import Statistics
-from geutil.batchnorm.build import (
-    SUFFIX,
-    Affine,
-    Fold,
-    Value,
-    add_bias,
-    copy_op,
-    filled,
-)
+from geutil.batchnorm.build import Fold, Value, copy_op
 from geutil.batchnorm.fold_plan import ONE_PASS, Training
 from geutil.batchnorm.norms import AffineKind, AffineStep, Link, axis_after
 from geutil.graph import adjacency, creation, replicas
@@ -371,7 +363,7 @@ def _scale_for_weights(scale: Value, made: BuiltNorm) -> Value:
 
 
 def _measured(
-    tensor: Tensor, axis: int, scale: Value, added: Affine
+    tensor: Tensor, axis: int, scale: Value, added: build.Affine
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean, variance and count of a norm's input, by a scaled layer."""
     # They end in a division by a tensor without gradients, by which stripping finds
@@ -421,7 +413,9 @@ def settle(fold: Fold, built: Built, freeze: Freeze) -> None:
         value = update.inputs[1]
         with creation.surroundings_of(update):
             frozen_value = moving.value if moving.replaces else tf.zeros_like(value)
-            chosen = tf.where(freeze(), frozen_value, value, name=f"frozen{SUFFIX}")
+            chosen = tf.where(
+                freeze(), frozen_value, value, name=f"frozen{build.SUFFIX}"
+            )
         apply_edits(graph, [InputEdit(update, 1, chosen)])
 
 
@@ -472,7 +466,7 @@ def _corrected(
 ) -> Tensor:
     """Return a layer's result, each channel multiplied, plus its bias."""
     tensor = _rescaled(tensor, factor, axis, place)
-    return add_bias(tensor, filled(bias, fold.layer), axis, place)
+    return build.add_bias(tensor, build.filled(bias, fold.layer), axis, place)
 
 
 def _scaled_weights(layer: Layer, scale: Value) -> Tensor:
@@ -481,7 +475,9 @@ def _scaled_weights(layer: Layer, scale: Value) -> Tensor:
         source = tf.cast(build.unrounded(layer.kernel), scale.dtype)
         sizes = layer.sizes(layer.outputs) or ()
         spread = build.along_axes(scale, layer.kernel.shape.rank, layer.outputs, sizes)
-        return tf.cast(source * spread, layer.kernel.dtype, name=f"weights{SUFFIX}")
+        return tf.cast(
+            source * spread, layer.kernel.dtype, name=f"weights{build.SUFFIX}"
+        )
 
 
 def _rescaled(tensor: Tensor, ratio: Value, axis: int, place: Link) -> Tensor:
@@ -490,7 +486,7 @@ def _rescaled(tensor: Tensor, ratio: Value, axis: int, place: Link) -> Tensor:
         ratio = tf.cast(ratio, tensor.dtype)
         if axis != -1 and ratio.shape.rank:
             ratio = tf.reshape(ratio, [-1] + [1] * (-1 - axis))
-        return tf.multiply(tensor, ratio, name=f"rescale{SUFFIX}")
+        return tf.multiply(tensor, ratio, name=f"rescale{build.SUFFIX}")
 
 
 def _rest(fold: Fold, results: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

@@ -21,12 +21,6 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.graph import _tf, creation, op_types, protos
-from geutil.graph._tf import (
-    TF_DeleteFunction,
-    TF_FunctionToFunctionDef,
-    TF_GetBuffer,
-    function_def_to_graph,
-)
 from geutil.graph.gradient_functions import ATTRIBUTE
 from geutil.graph.protos import Arg, AttrValue, FunctionDef, FunctionDefLibrary, Library
 from geutil.graph.state import UndoStep, state_of
@@ -186,8 +180,8 @@ def definition_in(graph: Graph, name: str) -> Any | None:
     # `cached_definition` would put it into the eager context, which refuses a function
     # of a name that it has: one that Grappler has changed, say.
     with _tf.tf_buffer() as buffer, made_in_c.get() as c_function:
-        TF_FunctionToFunctionDef(c_function, buffer)
-        data = TF_GetBuffer(buffer)
+        _tf.TF_FunctionToFunctionDef(c_function, buffer)
+        data = _tf.TF_GetBuffer(buffer)
     return FunctionDef.FromString(bytes(data))
 
 
@@ -241,11 +235,11 @@ def define(
         )
     try:
         with _tf.tf_buffer() as buffer:
-            TF_FunctionToFunctionDef(function, buffer)
-            data = TF_GetBuffer(buffer)
+            _tf.TF_FunctionToFunctionDef(function, buffer)
+            data = _tf.TF_GetBuffer(buffer)
             definition = FunctionDef.FromString(tf.compat.as_bytes(data))
     finally:
-        TF_DeleteFunction(function)
+        _tf.TF_DeleteFunction(function)
     for key, value in like.attr.items():
         if key not in OF_THE_OLD_BODY:
             definition.attr[key].CopyFrom(value)
@@ -315,7 +309,7 @@ def body_for_call(
         if shape is not None and shape.rank is not None and i in definition.arg_attr:
             definition.arg_attr[i].attr.pop("_output_shapes", None)
     with graph.as_default():
-        return function_def_to_graph(
+        return _tf.function_def_to_graph(
             definition, input_shapes=shapes or None, include_library_functions=True
         )
 

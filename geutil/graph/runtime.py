@@ -32,17 +32,6 @@ from geutil.graph import (
     state,
     types,
 )
-from geutil.graph._tf import (
-    AutographStatus,
-    Cluster,
-    GraphOrParentsInXlaContext,
-    IsMklEnabled,
-    IsTrainable,
-    NamedDevice,
-    OptimizeGraph,
-    get_op_def,
-    get_registered_kernels_for_op,
-)
 from geutil.graph.function_calls import is_compiled_call
 from geutil.graph.protos import AttrValue, FlatBody, MetaGraphDef, flat_body
 from geutil.graph.types import Graph, Operation, Tensor, is_func_graph, require_graph
@@ -85,7 +74,7 @@ def kernel_of(op: Operation, device_type: str) -> RegisteredKernel | None:
         return None
     if not found.host_args:
         return RegisteredKernel(frozenset(), frozenset())
-    definition = get_op_def(op.type)
+    definition = _tf.get_op_def(op.type)
     return RegisteredKernel(
         _places(op, definition.input_arg, found.host_args),
         _places(op, definition.output_arg, found.host_args),
@@ -118,7 +107,7 @@ class _Registration:
 @functools.cache
 def _registered(op_type: str) -> tuple[_Registration, ...]:
     """Return the kernels of an op type, those of highest priority first."""
-    listed = get_registered_kernels_for_op(op_type).kernel
+    listed = _tf.get_registered_kernels_for_op(op_type).kernel
     return tuple(
         _Registration(
             kernel.device_type,
@@ -403,7 +392,7 @@ Backward = Callable[..., Sequence[Any]]
 
 def uses_onednn() -> bool:
     """Return whether TensorFlow uses oneDNN, and with it the allocator that counts."""
-    return bool(IsMklEnabled())
+    return bool(_tf.IsMklEnabled())
 
 
 @contextmanager
@@ -432,7 +421,7 @@ def is_watched(tensor: Any) -> bool:
 
 def is_differentiable(tensor: Tensor) -> bool:
     """Return whether gradients flow through this dtype, or handles of variables."""
-    return bool(IsTrainable(tensor))
+    return bool(_tf.IsTrainable(tensor))
 
 
 def without_recording(make: Callable[[], Any]) -> Any:
@@ -479,7 +468,7 @@ def not_converted(function: F) -> F:
 def converted_as_here(function: Callable[..., Any]) -> Callable[..., Any]:
     """Return `function` as autograph would call it at this place."""
     context = _tf.control_status_ctx()
-    if context.status is not AutographStatus.ENABLED:
+    if context.status is not _tf.AutographStatus.ENABLED:
         return function
     converted: Callable[..., Any] = _tf.tf_convert(function, context)
     return converted
@@ -574,7 +563,7 @@ def optimized(graph_def: Any, fetches: Iterable[str]) -> Any:
     # As `tf.config.optimizer` has it for functions.
     config.graph_options.CopyFrom(_tf.eager_context().config.graph_options)
     with tf.Graph().as_default():
-        result = OptimizeGraph(config, meta, cluster=cluster)
+        result = _tf.OptimizeGraph(config, meta, cluster=cluster)
     for node in result.node:
         node.attr.pop(_KEPT, None)
     return result
@@ -582,16 +571,16 @@ def optimized(graph_def: Any, fetches: Iterable[str]) -> Any:
 
 def _cluster_with(gpus: Iterable[str]) -> Any:
     """Return a virtual cluster of a CPU and of GPUs that are not there."""
-    cpu = NamedDevice(name=_CPU)
+    cpu = _tf.NamedDevice(name=_CPU)
     cpu.properties.type = "CPU"
     devices = [cpu]
     for name in gpus:
-        gpu = NamedDevice(name=name)
+        gpu = _tf.NamedDevice(name=name)
         gpu.properties.type = "GPU"
         # Grappler leaves half precision as it is from 7.0 up, as on all current ones.
         gpu.properties.environment["architecture"] = "9.0"
         devices.append(gpu)
-    return Cluster(devices=devices)
+    return _tf.Cluster(devices=devices)
 
 
 def is_determinism_enabled() -> bool:
@@ -627,7 +616,7 @@ def is_compiled_by_xla(graph: Graph) -> bool:
         [False, True]
     """
     require_graph(graph)
-    return bool(GraphOrParentsInXlaContext(graph))
+    return bool(_tf.GraphOrParentsInXlaContext(graph))
 
 
 def is_on_mesh(graph: Graph) -> bool:

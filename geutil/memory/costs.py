@@ -38,15 +38,7 @@ from geutil.graph import (
 )
 from geutil.graph.op_types import SHAPE_READERS, types_in
 from geutil.graph.state import slot
-from geutil.graph.types import (
-    GivenShapes,
-    Graph,
-    IdentitySet,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    bytes_of_shape,
-)
+from geutil.graph.types import GivenShapes, Graph, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import closure, data_inputs, tensor_name
 from geutil.memory import cpu
 
@@ -92,7 +84,7 @@ def bytes_of(tensor: Tensor, shapes: GivenShapes | None = None) -> int | None:
         key = types.dereference(key)
         if key is tensor or (isinstance(key, str) and tensor_name(key) == tensor.name):
             dims = tuple(type(tensor.shape)(shape).as_list())
-    return bytes_of_shape(tensor.dtype, dims)
+    return types.bytes_of_shape(tensor.dtype, dims)
 
 
 def known_dims(tensor: Tensor) -> Dims | None:
@@ -142,9 +134,9 @@ class Shapes:
         if tensor.op.type in op_types.AXES:
             # At most all axes; only the value tells.
             dims = types.dims_of(tensor.op.inputs[0])
-        size = bytes_of_shape(tensor.dtype, dims)
+        size = types.bytes_of_shape(tensor.dtype, dims)
         if size is None:
-            size = bytes_of_shape(tensor.dtype, self._said_of(tensor))
+            size = types.bytes_of_shape(tensor.dtype, self._said_of(tensor))
         if size is None:
             self._open.append(tensor)
         return size or 0
@@ -326,7 +318,7 @@ class OpenShapes:
         if not members:
             return
         inside = frozenset(members)
-        read = IdentitySet(t for op in members for t in op.inputs)
+        read = types.IdentitySet(t for op in members for t in op.inputs)
         feeds = [t for t in read if t.op not in inside]
         try:
             graph = members[0].graph

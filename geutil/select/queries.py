@@ -8,15 +8,7 @@ from typing import Any
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.graph import adjacency, types
-from geutil.graph.types import (
-    Element,
-    Graph,
-    Operation,
-    Tensor,
-    is_op,
-    require_op,
-    type_name,
-)
+from geutil.graph.types import Element, Graph, Operation, Tensor
 from geutil.select import selections, walks
 from geutil.select.selections import get_tensors, make_list_of_op, make_regex
 from geutil.select.subgraph import SubGraphView
@@ -536,7 +528,7 @@ def op_type(op_types: str | Iterable[str], op: Operation | None = None) -> Any:
     type_names = frozenset((op_types,) if isinstance(op_types, str) else op_types)
 
     def matches(candidate: Operation) -> bool:
-        require_op(candidate)
+        types.require_op(candidate)
         return candidate.type in type_names
 
     return matches if op is None else matches(op)
@@ -578,7 +570,7 @@ class OpMatcher:
         Raises:
             ArgumentTypeError: `op` is no op.
         """
-        require_op(op)
+        types.require_op(op)
         return (
             all(passes(op) for passes in self.positive_filters)
             and _match_all([t.op for t in op.inputs], self.input_op_matches)
@@ -663,7 +655,7 @@ def _predicate(positive_filter: Any) -> OpFilter:
         return lambda op: match(op.name) or match(types.scope_basename(op.name))
     if isinstance(positive_filter, re.Pattern):
         return lambda op: positive_filter.search(op.name)
-    if is_op(positive_filter):
+    if types.is_op(positive_filter):
         return lambda op: op is positive_filter
     if positive_filter is True:
         return lambda op: True
@@ -671,5 +663,5 @@ def _predicate(positive_filter: Any) -> OpFilter:
         return positive_filter
     raise SelectionError(
         "expected a regex, a tf.Operation, a predicate or True, got "
-        + type_name(positive_filter)
+        + types.type_name(positive_filter)
     )

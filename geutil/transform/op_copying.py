@@ -33,20 +33,7 @@ from geutil.graph import (
 from geutil.graph.creation import BULK_LIMIT
 from geutil.graph.runtime import COLOCATION, rename_entries, set_class_entries
 from geutil.graph.state import slot
-from geutil.graph.types import (
-    Graph,
-    IdentityMap,
-    MutableIdentityMap,
-    Operation,
-    Tensor,
-    absolute_unique_name,
-    absolute_unique_names,
-)
-from geutil.graph.v1_control_flow import (
-    output_while_context,
-    reading_while_context,
-    where,
-)
+from geutil.graph.types import Graph, IdentityMap, Operation, Tensor
 from geutil.select import selections, walks
 from geutil.select.queries import make_view
 from geutil.transform.state import Copier, TransformerInfo, TransformState
@@ -200,18 +187,19 @@ def check_replacements(
     """Refuse stand-ins that the copies would have to read across a loop's frame."""
     copied = {id(m.context) for m in whole if v1_control_flow.is_loop(m.context)}
     for t, t_ in info.replacements.items():
-        lives = output_while_context(t_.op)
+        lives = v1_control_flow.output_while_context(t_.op)
         for op in selections.get_consuming_ops([t]):
-            reads = reading_while_context(op)
+            reads = v1_control_flow.reading_while_context(op)
             # A copied loop has its own frame, with no tensors of the original in it.
             if op not in info.ops or (reads is lives and id(reads) not in copied):
                 continue
-            inside = where(reads).replace("in ", "in the copy of ", 1)
-            place = inside if id(reads) in copied else where(reads)
+            place, home = v1_control_flow.where(reads), v1_control_flow.where(lives)
+            if id(reads) in copied:
+                place = place.replace("in ", "in the copy of ", 1)
             raise TransformError(
                 f"'{t_.name}' cannot stand in for '{t.name}': the copy of '{op.name}' "
-                f"would read {place}, but '{t_.name}' lives {where(lives)}; replace "
-                "what enters the loop, or what comes out of it"
+                f"would read {place}, but '{t_.name}' lives {home}; replace what "
+                "enters the loop, or what comes out of it"
             )
 
 
@@ -222,7 +210,7 @@ def name_contexts(
     for members in whole:
         name = members.context.name
         if name not in info.context_names:
-            info.context_names[name] = absolute_unique_name(
+            info.context_names[name] = types.absolute_unique_name(
                 info.graph_, info.scope_ + name.removeprefix(info.scope)
             )
 
@@ -379,7 +367,7 @@ def _rehearse(
 
 def _new_names(info: TransformState, ops: Sequence[Operation]) -> dict[Operation, str]:
     candidate_names = [info.new_name(op.name) for op in ops]
-    names = absolute_unique_names(info.graph_, candidate_names)
+    names = types.absolute_unique_names(info.graph_, candidate_names)
     return dict(zip(ops, names, strict=True))
 
 
@@ -635,7 +623,7 @@ def _rebuilt(
 ) -> list[Any]:
     """Build a traced gradient in the current graph, of other tensors."""
     body, results = traced.body, traced.results
-    inputs: MutableIdentityMap[Tensor] = MutableIdentityMap()
+    inputs: types.MutableIdentityMap[Tensor] = types.MutableIdentityMap()
     for stand_in, grad in zip(traced.stand_ins, grads_, strict=True):
         if stand_in is not None:
             inputs[stand_in] = grad
@@ -767,7 +755,7 @@ def _carry_over(
     """Copy the ops of `body` into `graph_` and return the copies of its tensors."""
     stand_ins = {t.op for t in inputs}
     ops = [op for op in body.get_operations() if op not in stand_ins]
-    carried = MutableIdentityMap(inputs.items())
+    carried = types.MutableIdentityMap(inputs.items())
     # A gradient that only hands tensors on has no ops, and an empty view is refused.
     if ops:
         scope = types.scope_finalize(graph_.get_name_scope())
