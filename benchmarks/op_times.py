@@ -1,4 +1,4 @@
-"""Times of ops, measured one by one: the constants of `geutil.memory.times`.
+"""Times of ops, measured one by one: the constants of `geutil.memory.costs`.
 
 `python -m benchmarks.op_times [--network NAME]`: training steps of eleven networks,
 best on an idle machine. The first line is the time of one multiply-add of convolutions
@@ -18,8 +18,13 @@ import tensorflow as tf
 
 from benchmarks.networks.networks import ALL_NETWORKS
 from benchmarks.networks.step import Step
-from geutil.memory.sizes import tensor_elements
-from geutil.memory.times import HEAVY, measured_times, multiply_adds, op_time
+from geutil.memory.costs import (
+    HEAVY,
+    measured_times,
+    multiply_adds,
+    op_time,
+    tensor_elements,
+)
 
 _MOST = 1 << 16
 """Elements below which the call takes longer than the work."""

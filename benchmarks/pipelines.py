@@ -17,7 +17,7 @@ import tensorflow as tf
 from benchmarks import pipeline_processes
 from benchmarks.networks import ALL_NETWORKS, MakeStep
 from geutil.memory import Pipeline, Stage, simulate
-from geutil.memory.times import op_time
+from geutil.memory.costs import op_time
 from geutil.pipeline.partitions import even_split
 from geutil.transform import Partition, partition
 

@@ -8,8 +8,7 @@ from geutil.graph.creation import (
     placeholder_name,
 )
 from geutil.graph.types import scope_basename, scope_dirname, scope_finalize
-from geutil.select.boundary import ControlOutputs
-from geutil.select.conversions import (
+from geutil.select.selections import (
     ListView,
     check_graphs,
     get_consuming_ops,
@@ -20,6 +19,7 @@ from geutil.select.conversions import (
     make_list_of_op,
     make_list_of_t,
 )
+from geutil.select.walks import ControlOutputs
 
 __all__ = [
     "ControlOutputs",

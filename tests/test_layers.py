@@ -91,7 +91,7 @@ OWN_PRIVATE = {
     # And of one that TensorFlow would keep waiting.
     "memory.measurement.cluster": {"_exit"},
     # The tensors of a finished copy, from its TransformerInfo.
-    "transform.custom_gradients": {"_transformed_ts"},
+    "transform.op_copying": {"_transformed_ts"},
 }
 
 

@@ -21,8 +21,8 @@ import tensorflow as tf
 from benchmarks.schedules import requested
 from benchmarks.schedules.steps import MEMORY, ORDERED, PLAIN, Traced, traced
 from geutil.memory import predict, worst_case
+from geutil.memory.measurement import MeasureOptions, job_of
 from geutil.memory.measurement.child import SessionStep, initial_values
-from geutil.memory.measurement.jobs import MeasureOptions, job_of
 from geutil.memory.measurement.trace import timeline_of
 
 THREADS = (1, 2, 8, None)

@@ -18,7 +18,7 @@ from geutil.gradients.choices import AlwaysKept
 from geutil.gradients.planner import Problem
 from geutil.gradients.segments import StepProgram
 from geutil.gradients.step import build_step
-from geutil.memory.sizes import settle_shapes
+from geutil.memory.costs import settle_shapes
 
 _TINY = 1000
 """Nodes below this part of the largest one are tiny."""

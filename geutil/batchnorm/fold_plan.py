@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import prod
 from typing import Any
 
-import numpy as np
-
-from geutil.batchnorm import batch_statistics, fold_arithmetic, norms
-from geutil.batchnorm.branches import Branched, branches_of
-from geutil.batchnorm.build import Fold
+from geutil.batchnorm import batch_statistics, build, norms
+from geutil.batchnorm.build import Branch, Branched, Fold, joins_channels
 from geutil.batchnorm.norms import (
     JOINS,
     AffineKind,
@@ -20,21 +18,47 @@ from geutil.batchnorm.norms import (
     Obstacle,
     Path,
     Ways,
+    across,
     as_links,
     axis_after,
+    joined,
+    joined_axis,
     link_of,
+    misfit,
     outside_readers,
 )
+from geutil.bodies.function_bodies import OpenedFunction
 from geutil.errors import ArgumentTypeError, FoldError
-from geutil.graph import types, v1_control_flow
+from geutil.graph import op_types, types, v1_control_flow
+from geutil.graph.edits import Liveness
+from geutil.graph.function_calls import Caller
 from geutil.graph.resource_variables import check_step_variable
-from geutil.graph.types import Graph, Operation, Tensor
-from geutil.rewrite.liveness import Liveness
+from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.select.networks.batch_norms import MovingStatistics, MovingVariable
-from geutil.select.networks.layers import Layer, Origin, Origins, layer_of
+from geutil.select.networks.layers import ROOTS, Layer, Origin, Origins, layer_of
 
 EXACT, ONE_PASS = "exact", "one_pass"
 _OF_BATCH = "normalizes by the statistics of the batch (is_training=True)"
+
+
+SIGNS = op_types.FUSED_NORMS | ROOTS
+"""Types of ops of which each batch norm has one."""
+
+
+@dataclass(frozen=True, eq=False)
+class Place:
+    """A graph that batch norms are folded in."""
+
+    graph: Graph
+    prefix: str = ""  # the prefix of its ops' names in reports
+    signature: str = ""  # of a model, the signature that it belongs to
+    fixed: str = ""  # why nothing can be changed in it; "" if it can
+    # Of the body of a function that a graph calls, the function.
+    function: OpenedFunction | None = None
+    inputs: tuple[Tensor, ...] = ()
+    # Of a body, the ops that read its results, and nothing else.
+    sinks: tuple[Operation, ...] = ()
+    callers: tuple[Caller, ...] = ()  # of a body, all that calls it
 
 
 @dataclass(frozen=True)
@@ -184,7 +208,7 @@ class WaysOn:
         in_flow = _in_v1_flow(layer)
         if in_flow is not None:
             return in_flow
-        count = int(np.prod(sizes))
+        count = prod(sizes)
         data = layer.op.inputs[layer.data].shape
         # A product of matrices has no groups.
         if layer.op.type != "MatMul" and (
@@ -195,7 +219,7 @@ class WaysOn:
                 "weights of their own",
                 layer.op,
             )
-        objection = norms.misfit(links, count)
+        objection = misfit(links, count)
         if objection is not None:
             return objection
         reason = self._objection_to_shift(layer, links)
@@ -219,7 +243,7 @@ class WaysOn:
         operands = (t for step in steps for t in step.parameters)
         if any(self._origins.of(t) is not Origin.CONSTANT for t in operands):
             return False
-        affine = fold_arithmetic.composed(steps)
+        affine = build.composed(steps)
         return affine is not None and (affine.offset is None or not affine.offset.any())
 
     def _bias(self, layer: Layer) -> tuple[Link, ...]:
@@ -239,7 +263,7 @@ class WaysOn:
                     link, self._origins
                 )
                 fits = link.step.axis in (None, axis)
-                fits = fits and norms.misfit([link], int(np.prod(sizes))) is None
+                fits = fits and misfit([link], prod(sizes)) is None
                 return tuple(links) if ends and fits else ()
             after = axis_after(link.op, axis)
             if after is None:
@@ -452,7 +476,7 @@ class Planner:
             _in_v1_flow(layer) if sizes is not None else _of_unknown_shape(layer)
         )
         if sizes is not None and objection is None:
-            objection = norms.misfit(path.links, int(np.prod(sizes)))
+            objection = misfit(path.links, prod(sizes))
         if objection is not None:
             return objection
         if path.shared and not self._choices.clone_shared:
@@ -472,3 +496,185 @@ def _in_v1_flow(layer: Layer) -> Obstacle | None:
     if v1_control_flow.is_inside(layer.op):
         return Obstacle("is in a loop or conditional of version 1", layer.op)
     return None
+
+
+def branches_of(
+    norm: Norm,
+    ways: Ways,
+    objection_to: Callable[[Path], Obstacle | None],
+) -> Branched | Obstacle:
+    """Return the branches that a batch norm can be moved to, or the obstacle."""
+    # `norm`: a norm at inference that no single layer comes before.
+    # `objection_to`: tells why a norm may not be folded along a path.
+    tree: list[Branch] = []
+    ends = as_links(norm.steps)
+    waiting: list[tuple[Tensor, list[Link], Branch | None]] = [(norm.input, ends, None)]
+    while waiting:
+        tensor, behind, parent = waiting.pop()
+        start = ways.start_of(tensor)
+        if isinstance(start, Obstacle):
+            return start
+        end = tensor if parent else norm.result
+        branch = Branch(start, (*start.links, *behind), end, [])
+        tree.append(branch)
+        if parent is not None:
+            parent.branches.append(branch)
+        if start.layer is not None:
+            continue
+        op = start.tensor.op
+        objection = _objection_to_join(op, ways, parent) or _shared(branch, ways)
+        if objection is not None:
+            return objection
+        reads = list(enumerate(joined(op)))
+        waiting += [(t, [Link(op, i, None)], branch) for i, t in reversed(reads)]
+    for branch in reversed(tree):
+        objection = _settled(branch, ways, objection_to)
+        if objection is not None:
+            return objection
+    bare = norm.fused is None and not any(map(ways.origins.spreads, norm.parameters))
+    return Branched(norm, tuple(tree), bare)
+
+
+def _objection_to_join(
+    op: Operation, ways: Ways, parent: Branch | None
+) -> Obstacle | None:
+    """Return why a norm cannot be moved before an op, or None."""
+    if op.type not in JOINS:
+        return Obstacle(
+            f"reads '{op.name}' ({op.type}), and the norm would have to be folded into "
+            "a layer there, too",
+            parent.join if parent else op,
+        )
+    reads = joined(op)
+    if len({id(t) for t in reads}) < len(reads):
+        return Obstacle("joins a tensor with itself", op)
+    for t in reads:
+        if ways.origins.of(t) is not None:
+            return Obstacle(f"joins '{t.name}', which no layer makes", op)
+    return None
+
+
+def _shared(branch: Branch, ways: Ways) -> Obstacle | None:
+    """Return another reader of the data between a join and the next, if any."""
+    readers = ways.readers_between(branch.start.tensor, branch.links)
+    if isinstance(readers, Obstacle):
+        return readers
+    for reader in readers:
+        return Obstacle("also reads what lies between the layers and the norm", reader)
+    return None
+
+
+def _settled(
+    branch: Branch, ways: Ways, objection_to: Callable[[Path], Obstacle | None]
+) -> Obstacle | None:
+    """Note the channels of a branch whose own branches are settled; or say why not."""
+    layer = branch.start.layer
+    if layer is not None:
+        path = ways.path(layer, branch.links)
+        if isinstance(path, Obstacle):
+            return path
+        branch.axis = _axis_at_end(layer.axis, branch.links[:-1])
+        branch.channels = prod(layer.sizes(layer.outputs) or [0])
+        return objection_to(path)
+    join = branch.join
+    axes = {axis_after(join, b.axis) for b in branch.branches}
+    counts = [b.channels for b in branch.branches]
+    axis = axes.pop() if len(axes) == 1 else None
+    if axis is None or (join.type == "ConcatV2" and joined_axis(join) is None):
+        return Obstacle("does not hand on each channel as it is", join)
+    if joins_channels(join, axis):
+        branch.channels = sum(counts)
+    elif len({*counts}) == 1:
+        branch.channels = counts[0]
+    else:
+        return Obstacle("joins different numbers of channels", join)
+    objection = across(axis, branch.links)
+    if objection is not None:
+        return objection
+    branch.axis = _axis_at_end(axis, branch.links[:-1])
+    return misfit(branch.links, branch.channels)
+
+
+def _axis_at_end(axis: int, links: Sequence[Link]) -> int:
+    for link in links:
+        if link.step is None:
+            axis = axis_after(link.op, axis) or axis
+    return axis
+
+
+Passed = list[tuple[Tensor, Operation]]
+"""(argument, constant) for each argument of a body that is always the same constant."""
+
+
+def constants_passed(places: Sequence[Place]) -> list[Passed]:
+    """Return for each place the constant arguments that batch norms may read."""
+    # An argument is a constant if all callers pass the same one, and loops forward it
+    # as it is. Nothing is changed.
+    graph_ids = _wanted(places)
+    constant_by_argument: MutableIdentityMap[Operation] = MutableIdentityMap()
+    listed: list[Passed] = []
+    for place in places:
+        listed.append([])
+        if not place.callers or place.fixed or id(place.graph) not in graph_ids:
+            continue
+        for index, argument in enumerate(place.inputs):
+            if not argument.dtype.is_floating or not readers_in(place, argument):
+                continue
+            constant = _passed(place, index, constant_by_argument)
+            if constant is not None:
+                constant_by_argument[argument] = constant
+                listed[-1].append((argument, constant))
+    return listed
+
+
+def _wanted(places: Sequence[Place]) -> frozenset[int]:
+    """Return the ids of bodies that may hold batch norms, and of their callers."""
+    graph_ids: set[int] = set()
+    for place in reversed(places):
+        if id(place.graph) in graph_ids or _may_hold_norms(place.graph):
+            graph_ids.add(id(place.graph))
+            graph_ids.update(id(caller.op.graph) for caller in place.callers)
+    return frozenset(graph_ids)
+
+
+def _may_hold_norms(graph: Graph) -> bool:
+    return any(op.type in SIGNS for op in graph.get_operations())
+
+
+def readers_in(place: Place, argument: Tensor) -> list[Operation]:
+    """Return the ops of a body that read an argument, its results apart."""
+    return [op for op in argument.consumers() if op not in place.sinks]
+
+
+def _passed(
+    place: Place, index: int, constant_by_argument: IdentityMap[Operation]
+) -> Operation | None:
+    """Return the constant that all callers pass as an argument, if they do."""
+    constant: Operation | None = None
+    for caller in place.callers:
+        # From its second round on, a loop reads its own result.
+        if caller.is_loop and not _is_handed_on(place, index):
+            return None
+        if not (caller.is_loop or caller.is_branching or caller.is_call):
+            return None
+        source = _source(caller.op.inputs[caller.first_argument + index])
+        op = constant_by_argument.get(source, source.op)
+        if op.type != "Const":
+            return None
+        if constant is not None and op.get_attr("value") != constant.get_attr("value"):
+            return None
+        constant = op
+    return constant
+
+
+def _is_handed_on(place: Place, index: int) -> bool:
+    """Return whether the body of a loop returns a loop variable unchanged."""
+    if index >= len(place.sinks):
+        return False
+    return _source(place.sinks[index].inputs[0]) is place.inputs[index]
+
+
+def _source(tensor: Tensor) -> Tensor:
+    while tensor.op.type == "Identity":
+        tensor = tensor.op.inputs[0]
+    return tensor

@@ -17,8 +17,8 @@ import tensorflow as tf
 from geutil.errors import ArgumentTypeError, GeutilError
 from geutil.graph.types import type_name
 from geutil.lazy import Shown
-from geutil.select.names import with_layer
 from geutil.select.networks.outputs import Array, Motion, Tally, rows_of, widened
+from geutil.select.selections import with_layer
 
 
 @dataclass(frozen=True)

@@ -15,20 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.graph import adjacency, op_types, replicas, types
-from geutil.graph.edits import apply_edits, reader_edits
+from geutil.graph.edits import Liveness, apply_edits, reader_edits
 from geutil.graph.op_types import types_in
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import walk
-from geutil.rewrite.liveness import Liveness
+from geutil.select.networks import layers
 from geutil.select.networks.batch_norms import FusedNorm, fused_norm, is_layer_norm
-from geutil.select.networks.layers import (
-    DATA_SLOTS,
-    Layer,
-    Origin,
-    Origins,
-    data_format,
-    layer_of,
-)
+from geutil.select.networks.layers import Layer, Origin, Origins, layer_of
 
 _SAME = frozenset(
     ("CheckNumerics", "Identity", "PreventGradient", "Snapshot", "StopGradient")
@@ -298,7 +291,7 @@ def _step_of(op: Operation, origins: Origins) -> AffineStep | None:
 def _axis(op: Operation, operand: Tensor, data: Tensor) -> tuple[int | None, bool]:
     """Return the axis that an operand goes along, and whether there is just one."""
     if op.type.startswith("BiasAdd"):
-        if op.type == "BiasAdd" and data_format(op).startswith("NC"):
+        if op.type == "BiasAdd" and layers.data_format(op).startswith("NC"):
             rank = data.shape.rank
             return (None, False) if rank is None else (1 - rank, True)
         return -1, True
@@ -768,7 +761,7 @@ def _fits(step: AffineStep, count: int) -> bool:
 
 
 def _no_layer(op: Operation) -> Obstacle:
-    if op.type in DATA_SLOTS:
+    if op.type in layers.DATA_SLOTS:
         return Obstacle(
             "is no layer to fold into: its weights depend on the data, or its channels "
             "are not the last axis",

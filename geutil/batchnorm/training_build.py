@@ -42,18 +42,22 @@ from typing import cast
 
 import tensorflow as tf
 
-from geutil.batchnorm import build, fold_arithmetic, norms
+from geutil.batchnorm import build, norms
 from geutil.batchnorm.batch_statistics import Statistics
-from geutil.batchnorm.build import SUFFIX, Fold, add_bias, copy_op, filled
-from geutil.batchnorm.fold_arithmetic import Affine, Value
+from geutil.batchnorm.build import Fold, Value, copy_op
 from geutil.batchnorm.fold_plan import ONE_PASS, Training
 from geutil.batchnorm.norms import AffineKind, AffineStep, Link, axis_after
 from geutil.graph import adjacency, creation, replicas
-from geutil.graph.edits import ControlEdit, InputEdit, apply_edits, reader_edits
+from geutil.graph.edits import (
+    ControlEdit,
+    InputEdit,
+    Liveness,
+    apply_edits,
+    reader_edits,
+)
 from geutil.graph.resource_variables import STEP_NAME, step_counter
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure
-from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.batch_norms import FusedNorm, base_of
 from geutil.select.networks.layers import Layer, data_format
 
@@ -210,7 +214,7 @@ def _copied(
                 replacement_by_id[id(old)] = new
     deviation = replacement_by_id.get(id(root.outputs[0]), root.outputs[0])
     with _beside(root):
-        vector = fold_arithmetic.as_vector(deviation)
+        vector = build.as_vector(deviation)
     return BuiltNorm(
         tuple(
             s
@@ -286,8 +290,8 @@ def _exact(
     before = _steps_before(fold, statistics)
     with _beside(fold.end):
         needed = _scaling(before) if frozen is None else before
-        current = fold_arithmetic.computed([*before, *batch.steps])
-        deployed = fold_arithmetic.computed([*needed, *moving.steps])
+        current = build.computed([*before, *batch.steps])
+        deployed = build.computed([*needed, *moving.steps])
         # Not made of the two scales: gamma may be zero.
         factor, bias = batch.ratio_to(moving), current.offset
         if frozen is not None:
@@ -315,15 +319,15 @@ def _one_pass(
     before = _steps_before(fold, statistics)
     with _beside(fold.end):
         needed = _scaling(before) if frozen is None else before
-        deployed = fold_arithmetic.computed([*needed, *moving.steps])
+        deployed = build.computed([*needed, *moving.steps])
         scale = _scale_for_weights(deployed.scale, moving)
     tensor, axis, shapes = _layer(fold, scale)
     with _beside(fold.end):
-        added = fold_arithmetic.computed(before)
+        added = build.computed(before)
         mean, variance, count = _measured(tensor, axis, scale, added)
     batch = _with_statistics(statistics, mean, variance)
     with _beside(fold.end):
-        current = fold_arithmetic.computed([*before, *batch.steps])
+        current = build.computed([*before, *batch.steps])
         factor, bias = current.scale, current.offset
         if frozen is not None:
             factor = tf.where(frozen, deployed.scale, factor)
@@ -359,7 +363,7 @@ def _scale_for_weights(scale: Value, made: BuiltNorm) -> Value:
 
 
 def _measured(
-    tensor: Tensor, axis: int, scale: Value, added: Affine
+    tensor: Tensor, axis: int, scale: Value, added: build.Affine
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return mean, variance and count of a norm's input, by a scaled layer."""
     # They end in a division by a tensor without gradients, by which stripping finds
@@ -409,7 +413,9 @@ def settle(fold: Fold, built: Built, freeze: Freeze) -> None:
         value = update.inputs[1]
         with creation.surroundings_of(update):
             frozen_value = moving.value if moving.replaces else tf.zeros_like(value)
-            chosen = tf.where(freeze(), frozen_value, value, name=f"frozen{SUFFIX}")
+            chosen = tf.where(
+                freeze(), frozen_value, value, name=f"frozen{build.SUFFIX}"
+            )
         apply_edits(graph, [InputEdit(update, 1, chosen)])
 
 
@@ -460,18 +466,18 @@ def _corrected(
 ) -> Tensor:
     """Return a layer's result, each channel multiplied, plus its bias."""
     tensor = _rescaled(tensor, factor, axis, place)
-    return add_bias(tensor, filled(bias, fold.layer), axis, place)
+    return build.add_bias(tensor, build.filled(bias, fold.layer), axis, place)
 
 
 def _scaled_weights(layer: Layer, scale: Value) -> Tensor:
     """Return the weights of a layer, each channel of its result multiplied."""
     with creation.surroundings_of(layer.op):
-        source = tf.cast(fold_arithmetic.unrounded(layer.kernel), scale.dtype)
+        source = tf.cast(build.unrounded(layer.kernel), scale.dtype)
         sizes = layer.sizes(layer.outputs) or ()
-        spread = fold_arithmetic.along_axes(
-            scale, layer.kernel.shape.rank, layer.outputs, sizes
+        spread = build.along_axes(scale, layer.kernel.shape.rank, layer.outputs, sizes)
+        return tf.cast(
+            source * spread, layer.kernel.dtype, name=f"weights{build.SUFFIX}"
         )
-        return tf.cast(source * spread, layer.kernel.dtype, name=f"weights{SUFFIX}")
 
 
 def _rescaled(tensor: Tensor, ratio: Value, axis: int, place: Link) -> Tensor:
@@ -480,7 +486,7 @@ def _rescaled(tensor: Tensor, ratio: Value, axis: int, place: Link) -> Tensor:
         ratio = tf.cast(ratio, tensor.dtype)
         if axis != -1 and ratio.shape.rank:
             ratio = tf.reshape(ratio, [-1] + [1] * (-1 - axis))
-        return tf.multiply(tensor, ratio, name=f"rescale{SUFFIX}")
+        return tf.multiply(tensor, ratio, name=f"rescale{build.SUFFIX}")
 
 
 def _rest(fold: Fold, results: Sequence[Tensor]) -> tuple[Tensor | None, ...]:

@@ -25,13 +25,11 @@ from geutil.graph import (
     creation,
     edits,
     function_calls,
-    function_defs,
     functions,
     op_types,
     state,
     v1_control_flow,
 )
-from geutil.graph.call_graph import Arg, FlatBody, flat_body
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits
 from geutil.graph.function_calls import (
     Caller,
@@ -40,6 +38,7 @@ from geutil.graph.function_calls import (
     recalling,
     renamed_node,
 )
+from geutil.graph.protos import Arg, FlatBody, flat_body
 from geutil.graph.types import (
     Graph,
     Operation,
@@ -108,7 +107,7 @@ def _argument(graph: Graph, arg: Arg, passed: Mapping[str, Tensor]) -> Tensor:
     """Make the placeholder of an argument."""
     shapes = arg.attributes.get("_output_shapes")
     shape = shapes.list.shape[0] if shapes and shapes.list.shape else None
-    placeholder = function_defs.make_argument(graph, arg, tf.TensorShape(shape))
+    placeholder = function_calls.make_argument(graph, arg, tf.TensorShape(shape))
     if arg.name in passed and not arg.handle_data:
         creation.copy_handle_data(passed[arg.name], placeholder)
     return placeholder
@@ -167,7 +166,7 @@ def define_body(
     """Return the `FunctionDef` of a body as it is, with the attributes of `like`."""
     needed = frozenset(needed)
     ends = {t.op for t in inputs.values()} | {*sinks.values(), effects}
-    return function_defs.define(
+    return function_calls.define(
         graph,
         name,
         [op for op in graph.get_operations() if op in needed and op not in ends],
@@ -187,8 +186,8 @@ class NewFunctions:
 
     def define(self, old: str, graph: Graph, define: Callable[[str], Any]) -> Any:
         """Note and return the `FunctionDef` that `define` makes under a new name."""
-        definition = define(function_defs.unused_name(old))
-        function_defs.register(definition)
+        definition = define(function_calls.unused_name(old))
+        function_calls.register(definition)
         self.names[old] = definition.signature.name
         self._written[definition.signature.name] = (graph, definition)
         return definition
@@ -198,7 +197,7 @@ class NewFunctions:
         added_names = []
         for name in (self.names[n] for n in caller.names if n in self.names):
             source, definition = self._written[name]
-            behind = function_defs.functions_behind(source, definition)
+            behind = function_calls.functions_behind(source, definition)
             functions.add_functions(graph, [*behind, definition])
             added_names += [d.signature.name for d in (*behind, definition)]
         return added_names
@@ -420,8 +419,8 @@ def _called_others(graph: Graph, new: NewFunctions) -> bool:
 
 def open_function(host: Graph, caller: Caller, name: str) -> OpenedFunction | Unopened:
     """Return a function that an op of a graph calls, opened by itself."""
-    definition = function_defs.definition_in(host, name)
-    behind = function_defs.functions_behind(host, definition)
+    definition = function_calls.definition_in(host, name)
+    behind = function_calls.functions_behind(host, definition)
     passed = caller.passed(definition)
     try:
         read = read_body(definition, behind, passed, _without_colocation)
@@ -442,8 +441,8 @@ def trace_bodies(graph: Graph, ops: Iterable[Operation]) -> None:
         if caller.op not in loops:
             continue
         (name,) = (c.name for c in caller.callees if c.attribute == "body")
-        definition = function_defs.definition_in(graph, name)
-        behind = function_defs.functions_behind(graph, definition)
+        definition = function_calls.definition_in(graph, name)
+        behind = function_calls.functions_behind(graph, definition)
         passed = caller.passed(definition)
         with graph.as_default():
             read = read_body(definition, behind, passed, _without_colocation)

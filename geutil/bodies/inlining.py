@@ -27,9 +27,16 @@ from geutil.bodies.inlining_plan import (
     find_ties,
 )
 from geutil.errors import TransformError
-from geutil.graph.call_graph import BodyNode, FlatBody, Library, is_index, output_name
 from geutil.graph.gradient_functions import ATTRIBUTE as GRADIENT
-from geutil.graph.protos import GraphDef, NodeDef
+from geutil.graph.protos import (
+    BodyNode,
+    FlatBody,
+    GraphDef,
+    Library,
+    NodeDef,
+    is_index,
+    output_name,
+)
 from geutil.graph.walks import (
     control_references,
     data_inputs,

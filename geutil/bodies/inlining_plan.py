@@ -23,8 +23,8 @@ from functools import cached_property
 from typing import Any
 
 from geutil.errors import TransformError
-from geutil.graph import call_graph, op_types
-from geutil.graph.call_graph import (
+from geutil.graph import op_types, protos
+from geutil.graph.protos import (
     BodyNode,
     Effects,
     FlatBody,
@@ -226,7 +226,7 @@ class CallerPlan:
     @cached_property
     def order(self) -> list[str]:
         """The names of the nodes in topological order."""
-        return call_graph.needs_first(self.needs)
+        return protos.needs_first(self.needs)
 
     @cached_property
     def waiting(self) -> list[BodyNode]:
@@ -347,9 +347,7 @@ class Plans:
             instance: [call.instance for call in plan.calls.values()]
             for instance, plan in self._plans.items()
         }
-        reasons = dict.fromkeys(
-            call_graph.on_cycles(calls), "the function calls itself"
-        )
+        reasons = dict.fromkeys(protos.on_cycles(calls), "the function calls itself")
         for instance, plan in self._plans.items():
             inside = [name for name in plan.effective if name in plan.branched]
             if inside:
@@ -369,7 +367,7 @@ class Plans:
             instance: [call.instance for call in plan.calls.values()]
             for instance, plan in self._plans.items()
         }
-        for instance in call_graph.needs_first(needs):
+        for instance in protos.needs_first(needs):
             definition = self._library.functions[instance[0]]
             self._measure_one(self._plans[instance], definition.ByteSize())
         self._measure_one(self.main, 0)

@@ -7,14 +7,14 @@ from typing import Any
 
 from geutil.capabilities import power_kinds
 from geutil.capabilities.power_kinds import ScannedBody, bodies_of
-from geutil.graph.function_defs import OF_THE_OLD_BODY, called_names
+from geutil.graph.function_calls import OF_THE_OLD_BODY, called_names
 from geutil.graph.walks import closure, data_inputs, node_name, topological_order
 from geutil.model import training_parts
 from geutil.model.core import EditableModel, M
 from geutil.model.inference_form import Stripped, StripReport
 from geutil.model.programs import ModelProgram, nodes_by_name, values_behind
 from geutil.model.training_parts import EffectKinds
-from geutil.select.names import LayerNames
+from geutil.select.selections import LayerNames
 
 
 def without_powers(model: M) -> M:

@@ -89,17 +89,16 @@ def compiled(regex: str) -> re.Pattern[str]:
 def check_scope(model: Model, scope: str | None) -> None:
     """Refuse a scope or layer that a model does not have."""
     from geutil.graph.types import is_in_scope
-    from geutil.select import names
+    from geutil.select import selections
 
     if scope is None or any(key.startswith(scope) for key in model.functions):
         return
     graphs = [signature.graph for signature in model.signatures.values()]
-    scopes = names.scopes_meant(graphs, scope)
+    scopes = selections.scopes_meant(graphs, scope)
     ops = (op for graph in graphs for op in graph.get_operations())
     if not any(is_in_scope(op.name, scopes) for op in ops):
-        raise CommandError(
-            f"there is no layer or scope '{scope}'; {names.similar(model.graph, scope)}"
-        )
+        similar = selections.similar(model.graph, scope)
+        raise CommandError(f"there is no layer or scope '{scope}'; {similar}")
 
 
 def check_source(path: Path) -> None:

@@ -28,7 +28,7 @@ from geutil.gradients.step import require_targets
 from geutil.gradients.tape.engine import TapeEngine
 from geutil.graph import creation, runtime
 from geutil.graph.types import GivenShapes, IdentityMap, Tensor, is_func_graph
-from geutil.memory import sizes
+from geutil.memory import costs
 from geutil.select import queries, walks
 from geutil.transform.transformer import Transformer, assign_renamed_collections_handler
 
@@ -667,7 +667,7 @@ class _Scratch:
     def options(self, options: Options) -> Options:
         """Return `options` with tensors and gradients of the copied graph."""
         kept, offload = options.checkpoints, options.offload
-        dims = sizes.given_shapes(self._source, options.shapes)
+        dims = costs.given_shapes(self._source, options.shapes)
         if isinstance(kept, tuple):
             kept = self._checkpoints
         elif callable(kept):

@@ -37,7 +37,7 @@ from geutil.gradients.step import (
 )
 from geutil.graph import adjacency, creation, types, v1_control_flow
 from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
-from geutil.memory.times import PRODUCTS
+from geutil.memory.costs import PRODUCTS
 
 # Where offloaded tensors wait if nobody says otherwise.
 HOST = "/device:CPU:0"

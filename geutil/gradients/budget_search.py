@@ -47,14 +47,13 @@ from geutil.gradients.step import (
 )
 from geutil.graph import v1_control_flow
 from geutil.graph.op_types import VALUE_BLIND
-from geutil.graph.placement import checked_default, full_name, kind_of, planned_for
+from geutil.graph.runtime import checked_default, full_name, kind_of, planned_for
 from geutil.graph.types import Operation, Tensor
 from geutil.graph.walks import DisjointSets, closure
+from geutil.memory.costs import Times, op_time, tensor_bytes
 from geutil.memory.program import Program
 from geutil.memory.read import device_of
 from geutil.memory.schedule import frugal_order, negligible_size, with_controls
-from geutil.memory.sizes import tensor_bytes
-from geutil.memory.times import Times, op_time
 from geutil.sizes import size_text
 
 _MOVES_A_NODE, _FEW_MOVES, _MOVES_TIMES_NODES = 960, 160_000, 270_000_000

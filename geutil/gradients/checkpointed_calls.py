@@ -33,20 +33,12 @@ from geutil.gradients.step import (
     build_step,
     tensors_of,
 )
-from geutil.graph import (
-    adjacency,
-    creation,
-    gradient_functions,
-    placement,
-    runtime,
-    state,
-    types,
-)
+from geutil.graph import adjacency, creation, gradient_functions, runtime, state, types
 from geutil.graph.keras_calls import LosingLayer, losses_taken
 from geutil.graph.types import Graph, IdentityMap, IdentitySet, Operation, Tensor
 from geutil.graph.walks import closure
-from geutil.memory import sizes
-from geutil.memory.sizes import tensor_bytes
+from geutil.memory import costs
+from geutil.memory.costs import tensor_bytes
 from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform.transformer import copy_replacing
@@ -291,7 +283,7 @@ def _call_in_graph(call: Callable[[], Any], options: Options, *, alone: bool) ->
     if not inputs:
         return result
     first = adjacency.creation_index(new_ops[0]) if new_ops else 0
-    placement.plan_for(graph, options.device)
+    runtime.plan_for(graph, options.device)
     # TensorFlow asks for the gradient of a call while it differentiates the graph.
     offload = options.offloading(is_counted=True)
     ends = (first, state.count_ops(graph), alone, offload)
@@ -444,7 +436,7 @@ class _Call:
         step = build_step(ys, xs, grad_ys, {"stop_gradients": list(xs)})
         gap = range(indices[0], indices[1] + 1) if later else range(0)
         step = replace(step, first=self.first, gap=gap)
-        sizes.settle_shapes(step.ops())
+        costs.settle_shapes(step.ops())
 
         def choose(step: PlainStep, kept: Any) -> tuple[Keeping, Recomputation]:
             return self._choose(step, kept, later)

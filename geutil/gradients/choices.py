@@ -26,11 +26,10 @@ from geutil.gradients.segments import StepProgram, program_of
 from geutil.gradients.step import PlainStep, Recomputation, is_parameter, why_kept
 from geutil.graph import adjacency, runtime, types
 from geutil.graph.types import GivenShapes, Graph, IdentityMap, IdentitySet, Tensor
-from geutil.memory import sizes
+from geutil.memory import costs
+from geutil.memory.costs import Times, is_heavy, op_time, tensor_bytes
 from geutil.memory.read import device_of
-from geutil.memory.sizes import tensor_bytes
-from geutil.memory.times import Times, is_heavy, op_time
-from geutil.select import names
+from geutil.select import selections
 from geutil.sizes import size_text
 
 PLAIN = "these are plain gradients"
@@ -77,12 +76,12 @@ def checked(
             collected(graph)
         return checkpoints
     # A Keras layer can be called, and is none.
-    is_function = callable(checkpoints) and not names.is_keras(checkpoints)
+    is_function = callable(checkpoints) and not selections.is_keras(checkpoints)
     if is_function and not types.is_tensor(checkpoints):
         policy: Policy = checkpoints
         return policy
     single = isinstance(checkpoints, dict) or not isinstance(checkpoints, Iterable)
-    single = single or names.is_keras(checkpoints)
+    single = single or selections.is_keras(checkpoints)
     if single or types.is_tensor(checkpoints):
         checkpoints = [checkpoints]
     return _tensors(graph, checkpoints)
@@ -108,7 +107,9 @@ def _tensors(graph: Graph, checkpoints: Iterable[Any]) -> tuple[Tensor, ...]:
     """Return a list of checkpoints as tensors; refuse those that the graph lacks."""
     given = (types.dereference(t) for t in checkpoints)
     tensors = tuple(
-        names.tensor_of(graph, t, "the graph of ys") if names.is_name(t) else t
+        selections.tensor_of(graph, t, "the graph of ys")
+        if selections.is_name(t)
+        else t
         for t in given
     )
     for t in tensors:
@@ -135,7 +136,7 @@ class AlwaysKept:
         # By id: the graph holds its tensors, so their ids are theirs for good.
         self._known: dict[int, str | None] = {}
         read = IdentitySet(read.tensor for read in step.edges.reads)
-        self._negligible = sizes.negligible_bytes(
+        self._negligible = costs.negligible_bytes(
             tensor_bytes(t) for t in read if not is_parameter(t.op)
         )
 
@@ -155,7 +156,7 @@ class AlwaysKept:
             return "it is given"
         reason = why_kept(tensor.op)
         # How much a variant leads to is unknown: to a loop's stack, for one.
-        unknown = sizes.known_dims(tensor) is None or tensor.dtype == tf.variant
+        unknown = costs.known_dims(tensor) is None or tensor.dtype == tf.variant
         if reason is not None or unknown:
             return reason
         small = tensor_bytes(tensor) <= self._negligible
@@ -349,7 +350,7 @@ class _Resolver:
             for t in op.outputs
             if not self._always(t)
             # A variant is one element, which may stand for any number of tensors.
-            and (t.dtype == tf.variant or sizes.tensor_elements(t) >= smallest)
+            and (t.dtype == tf.variant or costs.tensor_elements(t) >= smallest)
             and policy(t)
         )
 
@@ -441,7 +442,7 @@ class Options:
         return chosen.offload_device if is_away else None
 
     def _is_large(self, tensor: Tensor) -> bool:
-        return sizes.tensor_elements(tensor) >= self.min_checkpoint_size
+        return costs.tensor_elements(tensor) >= self.min_checkpoint_size
 
 
 def refuse_mesh(graph: Graph) -> None:
@@ -674,7 +675,7 @@ class _CandidateSearch:
         if part.encodings:
             plain_time = step.total_time or 1.0
             step = self._encoder.encode(step, part)
-            sizes.settle_shapes(step.ops())
+            costs.settle_shapes(step.ops())
             checkpoints = _with_less_time(checkpoints, step.total_time / plain_time)
         keeping, plan = self._choose(step, checkpoints)
         if self._budget:

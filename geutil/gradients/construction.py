@@ -51,14 +51,13 @@ from geutil.graph import (
 )
 from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import closure
-from geutil.memory import sizes
+from geutil.memory import costs, cpu, executor
 from geutil.memory.buffers import Simulation
+from geutil.memory.costs import tensor_bytes
 from geutil.memory.executor import simulate_with_copies
-from geutil.memory.kernels import cpu, onednn
 from geutil.memory.program import Node, Program
 from geutil.memory.read import ITERATIONS, calls_of, equal_constants, read_ops
 from geutil.memory.schedule import OrderPlan, negligible_size, plan_order
-from geutil.memory.sizes import tensor_bytes
 from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform.transformer import copy_replacing
@@ -498,15 +497,15 @@ def order_step(
             # Each of 32 iterations at once would hold gradients of all weights.
             function_calls.limit_parallel_iterations(op, ITERATIONS)
     ops = _with_layers_apart(ops, may_await)
-    sizes.settle_shapes(ops)
-    calls, dims = calls_of(ops), sizes.known_dims
+    costs.settle_shapes(ops)
+    calls, dims = calls_of(ops), costs.known_dims
     program = read_ops(ops, fetched, tensor_bytes, calls, dims=dims).program
     program = program.held_on(
         {i for i, op in enumerate(ops) if op.name not in elsewhere}
     )
     queues = _queues(ops)
     program = program.with_queues([queues.get(op) for op in ops])
-    groups = onednn.fused_groups(program)
+    groups = executor.fused_groups(program)
     places: dict[int, int] = {}
 
     @cache
@@ -517,7 +516,7 @@ def order_step(
             places[number] = place
         return place is not None
 
-    fused = onednn.with_groups_fused(program, groups)
+    fused = executor.with_groups_fused(program, groups)
     number_of = {ops[i]: n for n, group in enumerate(groups) for i in group}
     later = {
         number_of[start]: [number_of[end] for end in ends if end in number_of]

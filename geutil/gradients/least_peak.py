@@ -29,10 +29,8 @@ from geutil.gradients.step import PlainStep, Recomputation
 from geutil.graph import runtime
 from geutil.graph.op_types import SUMS
 from geutil.graph.types import Operation, Tensor
-from geutil.memory import sizes
-from geutil.memory.kernels.cpu import aliases
-from geutil.memory.sizes import tensor_bytes
-from geutil.memory.times import multiply_adds
+from geutil.memory.costs import multiply_adds, tensor_bytes, tensor_elements
+from geutil.memory.cpu import aliases
 
 NEVER = 1 << 44
 """More than there is; even thousands of these can be added up."""
@@ -171,7 +169,7 @@ def _is_passed_over(tensor: Tensor) -> bool:
 
 
 def _price(tensor: Tensor, smallest: int) -> int:
-    if sizes.tensor_elements(tensor) < smallest or _is_passed_over(tensor):
+    if tensor_elements(tensor) < smallest or _is_passed_over(tensor):
         return NEVER
     size = tensor_bytes(tensor)
     if tensor.op.type == "Cast":

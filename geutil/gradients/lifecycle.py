@@ -46,19 +46,18 @@ from geutil.gradients.step import (
 from geutil.gradients.tape.engine import engine_of
 from geutil.graph import (
     adjacency,
-    call_graph,
     creation,
     function_calls,
-    placement,
+    protos,
     runtime,
     state,
     types,
 )
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
-from geutil.memory import sizes
+from geutil.memory import costs
 from geutil.memory.read import device_of
 from geutil.memory.schedule import OrderPlan
-from geutil.select.conversions import graph_of_all
+from geutil.select.selections import graph_of_all
 from geutil.select.walks import get_backward_walk_ops
 
 _logger = logging.getLogger("geutil")
@@ -144,7 +143,7 @@ class Prepared:
             and types.is_func_graph(graph)
             and not runtime.is_compiled_by_xla(graph)
             and not any(self.candidate.levels)
-            and device_of(placement.planned_for(graph)).allocator is not None
+            and device_of(runtime.planned_for(graph)).allocator is not None
         )
         return Replanning(self.plain, self.options) if is_possible else None
 
@@ -159,7 +158,7 @@ class Prepared:
             # All that is kept then, to recompute from it as well.
             halved = halve(step, options.min_checkpoint_size, self.encoder)
             step = halved.step
-            sizes.settle_shapes(step.ops())
+            costs.settle_shapes(step.ops())
             report = with_halved(report, halved, ordered=options.order)
         return let_out_when_read(step), report
 
@@ -192,7 +191,7 @@ class Prepared:
 
 def _warnings_of_sizes(ops: Sequence[Operation], *, compiled: bool) -> list[str]:
     """Return warnings of sizes that are unknown, or not counted."""
-    guessed = sizes.warning_of_sizes(ops)
+    guessed = costs.warning_of_sizes(ops)
     warnings = [guessed] if guessed else []
     # XLA compiles such calls together with a step that it compiles.
     calls = list(filter(function_calls.is_compiled_call, () if compiled else ops))
@@ -214,18 +213,18 @@ def prepare(
     """Build plain gradients by the arguments of `gradients`, and plan recomputation."""
     targets = require_targets(ys)
     choices.refuse_mesh(targets[0].graph)
-    with placement.planning_for(targets[0].graph, options.device):
+    with runtime.planning_for(targets[0].graph, options.device):
         checkpoints = choices.checked(targets[0].graph, options.checkpoints)
         holds = options.holds_gradients
         engine = None if options.engine == "tensorflow" else engine_of(options.engine)
-        tensor_dims = sizes.given_shapes(targets[0].graph, options.shapes)
+        tensor_dims = costs.given_shapes(targets[0].graph, options.shapes)
         # Before anything is built: refuse arguments that do not fit.
         behind = get_backward_walk_ops(targets, control_inputs=True)
-        sizes.settle_shapes(behind, tensor_dims)
+        costs.settle_shapes(behind, tensor_dims)
         step = build_step(
             targets, xs, grad_ys, arguments, holds_gradients=holds, engine=engine
         )
-        sizes.settle_shapes(step.ops())
+        costs.settle_shapes(step.ops())
         return prepare_step(step, replace(options, checkpoints=checkpoints))
 
 
@@ -581,7 +580,7 @@ class _Orders:
 
     def _order_for_session(self, targets: Sequence[Operation], use: state.Use) -> None:
         after = _after(_ops_of(targets, use.feeds), self._backward)
-        if not any(map(call_graph.changes_state, after)):
+        if not any(map(protos.changes_state, after)):
             return
         if obstacle := self._obstacle(use):
             self._warn(obstacle.format(peak=self._peak))
@@ -589,7 +588,7 @@ class _Orders:
         # Fed tensors count as a part of the step, as they are.
         targets = [*targets, *(t.op for t in use.feeds)]
         ops = _without_joints(_ops_of(targets), self._backward, targets)
-        starts = frozenset(filter(call_graph.changes_state, ops))
+        starts = frozenset(filter(protos.changes_state, ops))
         changing = starts.union(_after(ops, starts, awaiting=True))
         # A part of the step alone must not change anything, gradients apart.
         behind = frozenset((*self._backward, *after))
@@ -610,7 +609,7 @@ class _Orders:
         step_ops = partial(adjacency.step_ops, targets, use.feeds)
         needed_ops = frozenset(step_ops(without=self._waits or ()))
         for op in step_ops():
-            if op not in needed_ops and call_graph.changes_state(op):
+            if op not in needed_ops and protos.changes_state(op):
                 raise StaleGraphError(_FORCED.format(op=op.name, type=op.type))
         self._allowed.add(key)
 

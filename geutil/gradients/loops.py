@@ -21,21 +21,12 @@ import tensorflow as tf
 from geutil.bodies.function_bodies import OpenedFunction, open_function
 from geutil.errors import PlanError, TransformError
 from geutil.gradients.step import PlainStep, why_kept
-from geutil.graph import (
-    adjacency,
-    creation,
-    function_calls,
-    function_defs,
-    functions,
-    op_types,
-    types,
-)
+from geutil.graph import adjacency, creation, function_calls, functions, op_types, types
 from geutil.graph.function_calls import Caller, LoopBody, source_of
 from geutil.graph.types import Graph, IdentitySet, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import closure_by_identity
+from geutil.memory.costs import BODIES, HEAVY, UNKNOWN, op_time, tensor_bytes
 from geutil.memory.read import ITERATIONS, Called
-from geutil.memory.sizes import UNKNOWN, tensor_bytes
-from geutil.memory.times import BODIES, HEAVY, op_time
 from geutil.select.queries import make_view
 from geutil.select.walks import get_backward_walk_ops
 from geutil.transform.transformer import copy_replacing
@@ -380,7 +371,7 @@ class Rebuilt:
         """Let the loops run the new bodies."""
         for caller, body in zip(self.callers, self.bodies, strict=True):
             graph, name = caller.op.graph, body.signature.name
-            function_defs.register(body)
+            function_calls.register(body)
             functions.add_functions(graph, [body])
             if types.is_func_graph(graph):
                 functions.publish_functions(graph, [name])
@@ -419,7 +410,7 @@ def rebuild(loop: Loop, level: int) -> Rebuilt:
             changes.append(_Elements((starts, results, rest), like))
         creation.set_new_input(sinks[pile.output], 0, made)
     bodies = tuple(
-        body.define(function_defs.unused_name(body.name))
+        body.define(function_calls.unused_name(body.name))
         for body in (opened, opened_backward)
     )
     return Rebuilt((forward, backward), bodies, tuple(changes))

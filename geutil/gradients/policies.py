@@ -26,7 +26,7 @@ from geutil.errors import ArgumentTypeError
 from geutil.graph import adjacency, state, types
 from geutil.graph.types import Graph, Operation, Tensor, type_name
 from geutil.graph.walks import closure
-from geutil.memory.sizes import tensor_bytes
+from geutil.memory.costs import tensor_bytes
 
 Policy: TypeAlias = Callable[[Tensor], bool]
 """Returns whether to keep a forward tensor."""

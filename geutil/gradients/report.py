@@ -23,10 +23,9 @@ from geutil.graph.state import state_of
 from geutil.graph.types import Graph, Tensor, is_func_graph, is_graph, type_name
 from geutil.lazy import Shown
 from geutil.memory.bounds import has_solver, worst_of
+from geutil.memory.costs import Dims, multiply_adds, open_shapes_of, tensor_bytes
 from geutil.memory.schedule import OrderPlan
-from geutil.memory.sizes import Dims, open_shapes_of, tensor_bytes
-from geutil.memory.times import multiply_adds
-from geutil.select.names import LayerNames, with_layer
+from geutil.select.selections import LayerNames, with_layer
 from geutil.select.walks import get_backward_walk_ops
 from geutil.sizes import size_text
 

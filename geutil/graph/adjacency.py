@@ -74,7 +74,7 @@ def control_outputs(op: Operation) -> list[Operation]:
 
 
 def is_back_edge(producer: Operation, consumer: Operation) -> bool:
-    """Tell whether an edge is the back edge of a version 1 while loop."""
+    """Return whether an edge is the back edge of a version 1 while loop."""
     return producer.type in NEXT_ITERATIONS and consumer.type in MERGES
 
 
@@ -136,7 +136,7 @@ def input_indices(op: Operation, tensor: Tensor) -> list[int]:
 
 
 def takes_reference(op: Operation, index: int) -> bool:
-    """Tell whether input `index` of `op` must be a reference to a variable."""
+    """Return whether input `index` of `op` must be a reference to a variable."""
     return bool(op._input_types[index]._is_ref_dtype)
 
 
@@ -232,7 +232,7 @@ class TopologicalOrder:
         self._cyclic = False
 
     def refresh(self, graph: Graph) -> None:
-        """Take in the ops made since the last call: linear in those."""
+        """Add the ops made since the last call: linear in those."""
         if self._cyclic:
             # Somebody made a cycle past geutil; it may be gone by now.
             self.rebuild(graph)
@@ -251,7 +251,7 @@ class TopologicalOrder:
             self.rebuild(graph)
 
     def rebuild(self, graph: Graph) -> None:
-        """Compute the order anew; ops on a cycle, and those behind it, come last."""
+        """Recompute the order; ops on a cycle, and those behind it, come last."""
         ops = graph.get_operations()
         waiting = {op._id: sum(1 for _ in predecessors(op)) for op in ops}
         ready = [op for op in ops if not waiting[op._id]]
@@ -315,7 +315,7 @@ class _AffectedRegion:
             self._missing.setdefault(consumer._id, set()).add(producer)
 
     def undo(self) -> None:
-        """Put the positions back."""
+        """Restore the positions."""
         for key, place in reversed(self._undo):
             self._position[key] = place
 
@@ -350,7 +350,7 @@ class _AffectedRegion:
         yield from self._gained.get(op._id, ())
 
     def _depends(self, op: Operation, producer: Operation) -> bool:
-        """Tell whether a rewired op depends on another, as far as edges are there."""
+        """Return whether a rewired op depends on another, as far as edges are there."""
         return producer in self._after(op) and producer not in self._absent(op)
 
     def _predecessors(self, op: Operation) -> Iterable[Operation]:

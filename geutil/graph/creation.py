@@ -374,7 +374,7 @@ def clear_mark(op: Operation, mark: str) -> None:
 
 
 def has_mark(op: Operation, mark: str) -> bool:
-    """Tell whether `set_mark` marked an op, here or in the graph that it comes from."""
+    """Return whether an op is marked, here or in the graph that it comes from."""
     try:
         return bool(op.get_attr(mark))
     except ValueError:

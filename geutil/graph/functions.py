@@ -24,9 +24,9 @@ import tensorflow as tf
 
 from geutil.graph import (
     _tf,
-    call_graph,
     creation,
     op_types,
+    protos,
     replicas,
     resource_variables,
     state,
@@ -57,7 +57,7 @@ def merge_libraries(into: Any, added: Any) -> None:
         name
         for node in itertools.chain(added.node, *bodies)
         if node.op in _CONTROL_FLOW
-        for name in call_graph.functions_of_attributes(node.attr)
+        for name in protos.functions_of_attributes(node.attr)
     }
     renamed: dict[str, str] = {}
     for function in added.library.function:
@@ -68,7 +68,7 @@ def merge_libraries(into: Any, added: Any) -> None:
             renamed[name] = f"{name}_merged_{next(_numbers)}"
     if renamed:
         for node in itertools.chain(added.node, *bodies):
-            call_graph.rename_called(node, renamed)
+            protos.rename_called(node, renamed)
         for function in added.library.function:
             name = function.signature.name
             function.signature.name = renamed.get(name, name)
@@ -97,7 +97,7 @@ def add_functions(graph: Graph, definitions: Iterable[Any]) -> None:
 
 
 def publish_functions(graph: Graph, names: Iterable[str] | None = None) -> None:
-    """Tell TensorFlow's runtime the functions of a graph, for as long as they live."""
+    """Register the functions of a graph with TensorFlow's runtime while they live."""
     # Imported functions are known to their graph alone until somebody reads their
     # definition.
     for name in list(graph._functions) if names is None else names:
@@ -109,7 +109,7 @@ def with_own_control_flow(graph: Graph, definition: Any) -> tuple[Any, Any]:
     called: dict[str, None] = {}
     renamed: dict[str, None] = {}
     for node in definition.node_def:
-        names = dict.fromkeys((node.op, *call_graph.functions_of_attributes(node.attr)))
+        names = dict.fromkeys((node.op, *protos.functions_of_attributes(node.attr)))
         called |= names
         if node.op in _CONTROL_FLOW:
             renamed |= names
@@ -118,7 +118,7 @@ def with_own_control_flow(graph: Graph, definition: Any) -> tuple[Any, Any]:
     own.CopyFrom(definition)
     for node in own.node_def:
         if node.op in _CONTROL_FLOW:
-            call_graph.rename_functions(node, fresh)
+            protos.rename_functions(node, fresh)
     return own, library
 
 
@@ -132,7 +132,7 @@ def calls_of(ops: Sequence[Operation]) -> tuple[list[str], list[str]]:
     for op in ops if calling else ():
         kind = op.type
         if kind in calling:
-            names = dict.fromkeys(call_graph.functions_of_attributes(op.node_def.attr))
+            names = dict.fromkeys(protos.functions_of_attributes(op.node_def.attr))
             called |= names
             if kind in _CONTROL_FLOW:
                 renamed |= names
@@ -164,7 +164,7 @@ def library_for_copies(
     def needed(need: tuple[str, bool]) -> Iterator[tuple[str, bool]]:
         name, anew = need
         for node in bodies[name].node_def:
-            called = call_graph.functions_of_attributes(node.attr)
+            called = protos.functions_of_attributes(node.attr)
             names = [n for n in called if n in bodies]
             own = anew and node.op in _CONTROL_FLOW
             if own:
@@ -198,7 +198,7 @@ def _rename_body(target: Any, body: Any, fresh: Mapping[str, str]) -> None:
     target.signature.name = fresh[body.signature.name]
     for node in target.node_def:
         if node.op in _CONTROL_FLOW:
-            call_graph.rename_functions(node, fresh)
+            protos.rename_functions(node, fresh)
 
 
 def new_function_graph(name: str) -> Graph:
@@ -275,7 +275,7 @@ def side_effects(graph: Graph) -> list[Operation]:
 
 
 def set_ends(graph: Graph, inputs: Iterable[Tensor], outputs: Iterable[Tensor]) -> None:
-    """Tell a FuncGraph which tensors its arguments and results are."""
+    """Set the arguments and results of a FuncGraph."""
     graph.inputs = list(inputs)
     graph.outputs = list(outputs)
 
@@ -429,6 +429,6 @@ def _fixed(kind: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[st
 
 
 def is_compiled(function: Any) -> bool:
-    """Tell whether a ConcreteFunction is compiled by XLA when it is called."""
+    """Return whether a ConcreteFunction is compiled by XLA when it is called."""
     attributes = function.function_def.attr
     return "_XlaMustCompile" in attributes and attributes["_XlaMustCompile"].b

@@ -48,7 +48,7 @@ _numbers = itertools.count()
 
 
 def is_closure(gradient_type: str) -> bool:
-    """Tell whether a gradient's name is that of a closure over tensors of one graph."""
+    """Return whether a gradient's name is that of a closure over a graph's tensors."""
     return gradient_type.startswith(_CLOSURES) and gradient_type in registered_names()
 
 
@@ -103,7 +103,7 @@ def gradient_function(op: Any) -> Callable[..., Any] | None:
 
 
 def is_symbolic_call(op: Any) -> bool:
-    """Tell whether an op calls a function that no gradient is registered for."""
+    """Return whether an op calls a function that no gradient is registered for."""
     # So it is once a graph was imported: TensorFlow differentiates it when it runs.
     called = op.type in op_types.CALLS or op.graph._is_function(op.type)
     if not called:
@@ -121,7 +121,7 @@ def _symbolic_gradient(op: Any, *gradients: Any) -> list[Any]:
 
 
 def has_gradient(tensor: Any) -> bool:
-    """Tell whether TensorFlow differentiates a tensor: floats, and lists of them."""
+    """Return whether TensorFlow differentiates a tensor: floats, and lists of them."""
     return bool(IsTrainable(tensor))
 
 

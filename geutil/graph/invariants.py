@@ -20,8 +20,8 @@ from functools import partial
 from typing import Any
 
 from geutil.errors import ArgumentTypeError, RerouteError, VerificationError
-from geutil.graph import adjacency, call_graph, function_calls, v1_control_flow
-from geutil.graph.placement import colocation_names
+from geutil.graph import adjacency, function_calls, protos, v1_control_flow
+from geutil.graph.runtime import colocation_names
 from geutil.graph.types import Graph, Operation, is_graph, type_name
 from geutil.graph.walks import closure, topological_order
 
@@ -239,7 +239,7 @@ def _check_names(ops: list[Operation]) -> Iterator[Violation]:
 
 def _check_functions(ops: list[Operation]) -> Iterator[Violation]:
     for op in ops:
-        for name in call_graph.functions_of_attributes(op.node_def.attr):
+        for name in protos.functions_of_attributes(op.node_def.attr):
             if name and not function_calls.has_function(op.graph, name):
                 yield Violation(
                     "functions",

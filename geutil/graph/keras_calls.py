@@ -270,7 +270,7 @@ def node_behind(keras_tensor: Any) -> tuple[Any, int, int] | None:
 
 
 def is_layer(obj: Any) -> bool:
-    """Tell whether something is a layer of Keras or of tf_keras, or an operation."""
+    """Return whether something is a layer of Keras or of tf_keras, or an operation."""
     return hasattr(obj, "_inbound_nodes") and isinstance(
         getattr(obj, "name", None), str
     )

@@ -170,7 +170,7 @@ _DRAWN = ("Binomial", "Gamma", "Multinomial", "Normal", "Poisson", "Shuffle", "U
 
 
 def is_random(kind: str) -> bool:
-    """Tell whether ops of a type draw random numbers."""
+    """Return whether ops of a type draw random numbers."""
     if kind in RANDOM_STATE:
         # RngSkip moves the state on and draws nothing.
         return kind != "RngSkip"

@@ -36,7 +36,7 @@ def current() -> Any:
 
 
 def in_nested_function() -> bool:
-    """Tell whether a function is being traced inside of that of a replica."""
+    """Return whether a function is being traced inside of that of a replica."""
     # A strategy that traces replicas in threads gives each the graph of its function.
     outer = getattr(threading.current_thread(), "graph", None)
     here = tf.compat.v1.get_default_graph()
@@ -66,7 +66,7 @@ def _places(context: Any) -> tuple[str, ...]:
 
 
 def in_several() -> bool:
-    """Tell whether a replica is being traced that works in step with others."""
+    """Return whether a replica is being traced that works in step with others."""
     context = current()
     return context is not None and context.num_replicas_in_sync > 1
 
@@ -135,7 +135,7 @@ def _replica_of(name: str) -> int:
 
 
 def _is_of_others(placeholder: Operation, numbers: dict[Operation, int]) -> bool:
-    """Tell whether an input is read by other replicas, or by none yet."""
+    """Return whether an input is read by other replicas, or by none yet."""
     readers = [op for t in placeholder.outputs for op in t.consumers()]
     return all(numbers.get(op, 1) for op in readers)
 
@@ -244,12 +244,12 @@ def own_summand(tensor: Tensor, is_summand: Callable[[Operation], bool]) -> Tens
 
 
 def in_scope() -> bool:
-    """Tell whether the scope of a strategy is open here, and no replica is traced."""
+    """Return whether the scope of a strategy is open here, and no replica is traced."""
     return tf.distribute.has_strategy() and not _is_replica()
 
 
 def needs_copies() -> bool:
-    """Tell whether the scope of a strategy of several replicas is open here."""
+    """Return whether the scope of a strategy of several replicas is open here."""
     return in_scope() and tf.distribute.get_strategy().num_replicas_in_sync > 1
 
 

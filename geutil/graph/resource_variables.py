@@ -25,13 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, TransformError
-from geutil.graph import creation, op_types, replicas, state, types
-from geutil.graph._tf import (
-    ResourceVariable,
-    UninitializedVariable,
-    VariableDef,
-    get_resource_handle_data,
-)
+from geutil.graph import _tf, creation, op_types, replicas, state, types
 from geutil.graph.types import Graph, MutableIdentityMap, Tensor, is_func_graph
 from geutil.graph.walks import node_name
 
@@ -59,11 +53,11 @@ def variable_outside(
     place = graph.device(device) if is_placed else nullcontext()
     with creation.neutral(graph), tf.init_scope(), place:
         # The class itself: tf.Variable would ask the tracing function to make it.
-        return ResourceVariable(initial, trainable=is_trained, name=name)
+        return _tf.ResourceVariable(initial, trainable=is_trained, name=name)
 
 
 def _are_of_strategy(graph: Graph) -> bool:
-    """Tell whether new variables are those of a strategy of `tf.distribute`."""
+    """Return whether new variables are those of a strategy of `tf.distribute`."""
     in_scope = is_func_graph(graph) and replicas.in_scope()
     return in_scope or replicas.current() is not None
 
@@ -165,10 +159,10 @@ class _Series:
 
     def variable(self, planned: Any) -> Any:
         """Return a variable that was planned, once its ops are there."""
-        if isinstance(planned, ResourceVariable):
+        if isinstance(planned, _tf.ResourceVariable):
             return planned
         with creation.neutral(self._graph):
-            variable = ResourceVariable.from_proto(planned)
+            variable = _tf.ResourceVariable.from_proto(planned)
         state.slot(self._graph, _KeptVariables)[id(variable)] = variable
         return variable
 
@@ -198,7 +192,7 @@ def dtype_behind(handle: Any) -> tf.DType | None:
     data = getattr(handle, "_handle_data", None)
     if data is None and types.is_tensor(handle):
         # A capture of a function has the data in the graph alone.
-        data = get_resource_handle_data(handle)
+        data = _tf.get_resource_handle_data(handle)
     behind = list(data.shape_and_type) if data is not None and data.is_set else []
     # Of a table there are two, of keys and of values.
     if handle.dtype != tf.resource or len(behind) != 1:
@@ -217,7 +211,7 @@ def value_behind(handle: Any) -> Any:
 
 def shape_behind(handle: Any) -> tf.TensorShape | None:
     """Return the shape of the variable that a handle in a graph leads to, if known."""
-    data = get_resource_handle_data(handle)
+    data = _tf.get_resource_handle_data(handle)
     if not data.is_set or len(data.shape_and_type) != 1:
         return None
     return tf.TensorShape(data.shape_and_type[0].shape)
@@ -259,7 +253,7 @@ def _definitions(collections: Mapping[str, Any], key: str) -> list[Any]:
         return []
     definitions = []
     for data in collections[key].bytes_list.value:
-        definition = VariableDef()
+        definition = _tf.VariableDef()
         definition.ParseFromString(data)
         definitions.append(definition)
     return definitions
@@ -267,7 +261,7 @@ def _definitions(collections: Mapping[str, Any], key: str) -> list[Any]:
 
 def uninitialized_variable(dtype: Any, shape: Any, trainable: bool, name: str) -> Any:
     """Return an eager variable that has no value yet."""
-    return UninitializedVariable(
+    return _tf.UninitializedVariable(
         dtype=tf.as_dtype(dtype), shape=shape, trainable=trainable, name=name
     )
 
@@ -316,7 +310,7 @@ def _carry(
         setattr(definition, field, new)
     with creation.neutral(graph_):
         if definition.is_resource:
-            return ResourceVariable.from_proto(definition)
+            return _tf.ResourceVariable.from_proto(definition)
         return tf.compat.v1.Variable.from_proto(definition)
 
 

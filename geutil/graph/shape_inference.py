@@ -247,7 +247,7 @@ def _may_call(op: Operation) -> bool:
 
 
 def _leads_elsewhere(graph: Graph) -> bool:
-    """Tell whether shapes in a graph may follow from the contents behind handles."""
+    """Return whether shapes in a graph may follow from the contents behind handles."""
     ops = graph.get_operations()
     tensors = [t for op in ops for t in op.outputs]
     if any(op.type in op_types.ENTERS for op in ops):

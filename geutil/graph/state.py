@@ -103,13 +103,13 @@ def slot(graph: Graph, key: Callable[[], T]) -> T:
 
 
 def is_own_graph(graph: Graph) -> bool:
-    """Tell whether geutil made a graph, for a model."""
+    """Return whether geutil made a graph, for a model."""
     state: GraphState | None = getattr(graph, _ATTRIBUTE, None)
     return state is not None and state.own
 
 
 def forget_order(graph: Graph) -> None:
-    """Note that edges between older ops were changed past `geutil.graph.edits`."""
+    """Forget the order: edges of older ops were changed past `geutil.graph.edits`."""
     state = state_of(graph)
     state.order = None
     state.edits += 1
@@ -154,7 +154,7 @@ def newest_op_id(graph: Graph) -> int:
 
 
 def has_been_run(graph: Graph, ops: Iterable[Operation]) -> bool:
-    """Tell whether an open Session has run a graph with any of some ops in it."""
+    """Return whether an open Session has run a graph with any of some ops in it."""
     newest = _newest_run(graph)
     return any(op._id <= newest for op in ops)
 

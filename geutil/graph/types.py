@@ -13,12 +13,14 @@ variables are leaves: iterating over one would add ops to its graph. So are arra
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import (
     Callable,
     Iterable,
     Iterator,
     Mapping,
     MutableMapping,
+    Sequence,
     ValuesView,
 )
 from typing import Any, Generic, TypeAlias, TypeVar
@@ -165,33 +167,33 @@ Element: TypeAlias = Any
 
 
 def is_graph(obj: object) -> bool:
-    """Tell whether `obj` is a `tf.Graph` (a FuncGraph is one too)."""
+    """Return whether `obj` is a `tf.Graph` (a FuncGraph is one too)."""
     return isinstance(obj, tf.Graph)
 
 
 def is_op(obj: object) -> bool:
-    """Tell whether `obj` is a `tf.Operation`."""
+    """Return whether `obj` is a `tf.Operation`."""
     return isinstance(obj, tf.Operation)
 
 
 def is_tensor(obj: object) -> bool:
-    """Tell whether `obj` is a symbolic tensor: one that an op of a graph yields."""
+    """Return whether `obj` is a symbolic tensor: one that an op of a graph yields."""
     return isinstance(obj, tf.Tensor) and getattr(obj, "graph", None) is not None
 
 
 def is_stateful(op: Operation) -> bool:
-    """Tell whether running `op` twice may not be the same as running it once."""
+    """Return whether running `op` twice may not be the same as running it once."""
     definition = op.op_def
     return definition is None or bool(definition.is_stateful)
 
 
 def is_reference(tensor: Tensor) -> bool:
-    """Tell whether `tensor` is a reference to a version 1 variable."""
+    """Return whether `tensor` is a reference to a version 1 variable."""
     return bool(tensor.dtype._is_ref_dtype)
 
 
 def is_func_graph(graph: Graph) -> bool:
-    """Tell whether `graph` is the graph of a `tf.function` body."""
+    """Return whether `graph` is the graph of a `tf.function` body."""
     return bool(graph.building_function)
 
 
@@ -253,7 +255,7 @@ def require_tensor(tensor: object) -> None:
 
 
 def same_static_shape(a: Tensor, b: Tensor) -> bool:
-    """Tell whether two tensors have equal static shapes, unknown parts included."""
+    """Return whether two tensors have equal static shapes, unknown parts included."""
     return bool(a._shape == b._shape)
 
 
@@ -270,7 +272,7 @@ def refine_shapes(ops: Iterable[tuple[Operation, Operation]]) -> None:
 
 
 def is_leaf(obj: object) -> bool:
-    """Tell whether `obj` is no container."""
+    """Return whether `obj` is no container."""
     return (
         is_op(obj)
         or isinstance(obj, str | bytes | np.ndarray | tf.Tensor | tf.Variable)
@@ -347,7 +349,7 @@ def scope_finalize(scope: str) -> str:
 
 
 def is_in_scope(name: str, scope: str | tuple[str, ...] | None) -> bool:
-    """Tell whether `name` is a name scope or in it; "" and None hold all."""
+    """Return whether `name` is a name scope or in it; "" and None hold all."""
     scopes = scope if isinstance(scope, tuple) else (scope or "",)
     return f"{name}/".startswith(tuple(map(scope_finalize, scopes)))
 
@@ -432,12 +434,33 @@ def known_collection_names() -> frozenset[str]:
 
 GivenShapes: TypeAlias = Mapping[Any, Any] | Iterable[tuple[Any, Any]]
 """Shapes of tensors: by tensor, reference or name."""
+_STRING_BYTES = 24
+"""The bytes of one string in TensorFlow, besides the characters of a long one."""
 
 
 def dims_of(tensor: Tensor) -> tuple[int | None, ...] | None:
     """Return the static shape of a tensor, or None where the rank is not known."""
     shape = tensor.shape
     return None if shape.rank is None else tuple(shape.as_list())
+
+
+def dtype_bytes(dtype: Any) -> int:
+    """Return the bytes of one element; handles and variants lead elsewhere."""
+    base = dtype.base_dtype
+    if base.name in ("resource", "variant"):
+        return 0
+    return _STRING_BYTES if base.name == "string" else int(base.size)
+
+
+def bytes_of_shape(dtype: Any, dims: Sequence[int | None] | None) -> int | None:
+    """Return the bytes of a tensor of a dtype and shape, or None where it is open."""
+    each = dtype_bytes(dtype)
+    if not each:
+        return 0
+    if dims is None:
+        return None
+    static_dims = [dim for dim in dims if dim is not None]
+    return each * math.prod(static_dims) if len(static_dims) == len(dims) else None
 
 
 def pairs_of(shapes: GivenShapes | None) -> Iterable[tuple[Any, Any]]:

@@ -85,7 +85,7 @@ def _different_frames(op: Operation, producer: Operation) -> tuple[str, str] | N
 
 
 def where(context: Any) -> str:
-    """Say in words where ops of a while-loop context, or of none, run."""
+    """Describe where ops of a while-loop context, or of none, run."""
     return f"in while loop '{context.name}'" if context else "outside every while loop"
 
 
@@ -102,13 +102,13 @@ _FLOW = ("WhileContext", "CondContext")
 
 
 def is_inside(op: Operation) -> bool:
-    """Tell whether `op` runs in a loop or a conditional of version 1."""
+    """Return whether `op` runs in a loop or a conditional of version 1."""
     # A context that only marks ops for XLA does not count.
     return _is_flow(adjacency.control_flow_context(op))
 
 
 def yields_inside(op: Operation) -> bool:
-    """Tell whether the results of `op` are inside, as those of an Exit are not."""
+    """Return whether the results of `op` are inside, as those of an Exit are not."""
     return _is_flow(GetOutputContext(op))
 
 
@@ -215,12 +215,12 @@ def _entrances(context: Any) -> list[Operation]:
 
 
 def is_loop(context: Any) -> bool:
-    """Tell whether `context` is a while loop's."""
+    """Return whether `context` is a while loop's."""
     return bool(context.IsWhileContext())
 
 
 def is_loop_structure(op: Operation) -> bool:
-    """Tell whether `op` is part of the machinery of a loop, not of its body."""
+    """Return whether `op` is part of the machinery of a loop, not of its body."""
     return op.type in _LOOP_OPS
 
 
@@ -360,12 +360,12 @@ def set_context(op: Operation, context: Any) -> None:
 
 
 def can_copy_context(context: Any) -> bool:
-    """Tell whether TensorFlow can write `context` to a proto."""
+    """Return whether TensorFlow can write `context` to a proto."""
     return bool(context.IsWhileContext() or context.IsCondContext())
 
 
 def _leave_out_foreign(definition: Any, context: Any) -> None:
-    """Take names of ops outside off a context proto, but for those that enter."""
+    """Remove names of ops outside from a context proto, but for those that enter."""
     # A context knows some, such as the constants that its counters start with. Reading
     # the proto would move these ops into the new context.
     graph = context._graph if context.IsWhileContext() else context.pred.graph

@@ -3,6 +3,7 @@
 from geutil.memory.bounds import WorstCase, worst_case
 from geutil.memory.buffers import Simulation
 from geutil.memory.by_device import Cut, DeviceMemory, MemoryByDevice, predict_by_device
+from geutil.memory.costs import bytes_of
 from geutil.memory.executor import (
     Pipeline,
     PipelineRun,
@@ -12,7 +13,6 @@ from geutil.memory.executor import (
 )
 from geutil.memory.measurement import measure
 from geutil.memory.program import Node, Program
-from geutil.memory.sizes import bytes_of
 from geutil.memory.step_prediction import BatchFit, largest_batch, predict, step_program
 from geutil.memory.timeline import (
     DeviceMeasurement,

@@ -27,7 +27,6 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, MissingExtraError
 from geutil.graph.types import GivenShapes, Tensor
-from geutil.memory.allocator import rounded_up
 from geutil.memory.buffers import (
     Buffers,
     ProgramBuffer,
@@ -35,9 +34,9 @@ from geutil.memory.buffers import (
     buffers_of,
     live_scratch,
     live_tensor,
+    rounded_up,
 )
-from geutil.memory.executor import SEEDS, execution_order, simulate
-from geutil.memory.kernels.onednn import with_onednn
+from geutil.memory.executor import SEEDS, execution_order, simulate, with_onednn
 from geutil.memory.program import Program
 from geutil.memory.step_prediction import executed_step
 from geutil.memory.timeline import LiveTensor, largest_lines

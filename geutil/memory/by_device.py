@@ -11,18 +11,17 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError
-from geutil.graph.placement import share_memory
+from geutil.graph.runtime import share_memory
 from geutil.graph.types import GivenShapes, Operation, Tensor, type_name
+from geutil.memory import executor
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
 from geutil.memory.buffers import Simulation
-from geutil.memory.executor import RECEIVE, RECEIVED, SEEDS, joint_order, simulate
-from geutil.memory.kernels.onednn import with_onednn
+from geutil.memory.costs import tensor_bytes
 from geutil.memory.program import Node, Program
 from geutil.memory.read import constant_bytes, variable_bytes
-from geutil.memory.sizes import tensor_bytes
 from geutil.memory.step_prediction import Step, executed_step, fetches_of, step_program
 from geutil.memory.timeline import LiveTensor, Measurement, Timeline
-from geutil.select.conversions import graph_of_all
+from geutil.select.selections import graph_of_all
 from geutil.sizes import size_text
 
 _RULES = "CPU:0"
@@ -245,7 +244,7 @@ def device_peaks(
         return program.sizes[tensor] or tensor_bytes(made[tensor])
 
     own = [program.held_on(here[device], received=size_of) for device in devices]
-    return tuple(simulate(part).peak for part in own)
+    return tuple(executor.simulate(part).peak for part in own)
 
 
 @dataclass(frozen=True)
@@ -321,8 +320,10 @@ def split(
         device_of[node.name] = device
         for out, tensor in enumerate(node.outputs):
             for target in targets.get(tensor, ()):
-                name = f"{node.name}:{out}{RECEIVED} {target}"
-                nodes.append(Node(name, RECEIVE, [tensor], [there[tensor, target]]))
+                name = f"{node.name}:{out}{executor.RECEIVED} {target}"
+                nodes.append(
+                    Node(name, executor.RECEIVE, [tensor], [there[tensor, target]])
+                )
                 device_of[name] = target
     nodes = [node.renumbered(place) for node in nodes]
     fetched = [there.get((t, home), t) for t in program.fetched]
@@ -380,7 +381,7 @@ def _worst_cases(
     parts: Split, names: Sequence[str], threads: int | None
 ) -> dict[int, WorstCase]:
     """Return the most that each device can hold, by number."""
-    program = with_onednn(parts.program)
+    program = executor.with_onednn(parts.program)
     devices = parts.numbers(program)
     found = {}
     for number in range(len(names)):
@@ -393,10 +394,10 @@ def _worst_cases(
 def _timelines(step: Step, parts: Split, names: Sequence[str]) -> list[Timeline]:
     """Return the timeline of each device, of the order that has its median peak."""
     runs: list[list[Timeline]] = [[] for _ in names]
-    for seed in range(SEEDS):
-        program = with_onednn(parts.program, seed)
+    for seed in range(executor.SEEDS):
+        program = executor.with_onednn(parts.program, seed)
         devices = parts.numbers(program)
-        run = simulate(program, joint_order(program, devices, seed))
+        run = executor.simulate(program, executor.joint_order(program, devices, seed))
         whole = run.timeline()
         for number in range(len(names)):
             runs[number].append(_own_part(run, whole, devices, number))
@@ -406,7 +407,9 @@ def _timelines(step: Step, parts: Split, names: Sequence[str]) -> list[Timeline]
         held[device][1] += constant_bytes([op], step.size_of)
     return [
         replace(
-            step.timed(sorted(runs[number], key=lambda line: line.peak)[SEEDS // 2]),
+            step.timed(
+                sorted(runs[number], key=lambda line: line.peak)[executor.SEEDS // 2]
+            ),
             variable_bytes=held[name][0],
             constant_bytes=held[name][1],
         )
@@ -452,5 +455,5 @@ def _plain(live: LiveTensor) -> LiveTensor:
 
 def _plain_name(name: str) -> str:
     """Return the name of a received tensor or its receipt without their numbers."""
-    before, mark, _ = name.partition(RECEIVED)
+    before, mark, _ = name.partition(executor.RECEIVED)
     return before + mark

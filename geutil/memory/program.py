@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 from geutil.errors import PredictionError
 from geutil.graph.op_types import SHAPE_READERS
-from geutil.memory.allocator import Allocator
 
 BOOKKEEPING = "bookkeeping"
 PHASES = ("forward", "recompute", "backward", "update", BOOKKEEPING)
@@ -30,7 +29,7 @@ _DATALESS = SHAPE_READERS | {"Const", "ControlTrigger", "NoOp"}
 _DRAWS = re.compile(r"Random|Uniform|Normal|Rng")
 """Types of ops that draw numbers: data, though they read no more than a shape."""
 _FEW_BYTES = 512
-"""The size of shapes, axes and scalars: 64 integers of 8 bytes, as `times` has it."""
+"""The size of shapes, axes and scalars: 64 integers of 8 bytes, as `costs` has it."""
 
 
 class Ran(NamedTuple):
@@ -88,7 +87,7 @@ class Node(NamedTuple):
             input's buffer if the sizes are equal and nothing else will read it.
         temporary: the bytes that it holds only while it runs.
         packed: the bytes that its kernel takes outside TensorFlow's allocator while it
-            runs (`geutil.memory.kernels.cpu.packed_bytes`).
+            runs (`geutil.memory.cpu.packed_bytes`).
         surge: the further bytes that it may hold under a bad schedule: more iterations
             of a loop at once.
         cheap: whether the executor runs it at once, instead of handing it to a thread.
@@ -132,6 +131,15 @@ def addresses(nodes: Sequence[Node], seed: int) -> list[int]:
     ranks = count()
     names = (n.name if not n.name.isdigit() else str(next(ranks)) for n in nodes)
     return [zlib.crc32(f"{seed} {name}".encode()) for name in names]
+
+
+@dataclass(frozen=True)
+class Allocator:
+    """The rules by which a device hands out its memory: best fit with coalescing."""
+
+    # Growing memory (`set_memory_growth`) is regions that nothing joins, each at least
+    # twice the one before; else one region is taken at the start.
+    grows: bool = False
 
 
 @dataclass(frozen=True)

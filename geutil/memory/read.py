@@ -23,16 +23,13 @@ from geutil.graph import (
     types,
 )
 from geutil.graph.function_calls import LoopBody, Loops, source_of
-from geutil.graph.placement import has_kernels, kind_of, planned_for
-from geutil.graph.runtime import uses_onednn
-from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, dims_of
-from geutil.memory.allocator import Allocator
+from geutil.graph.runtime import has_kernels, kind_of, planned_for, uses_onednn
+from geutil.graph.types import Graph, Operation, Tensor
+from geutil.memory import cpu, gpu
+from geutil.memory.costs import UNKNOWN, Shapes, op_time
+from geutil.memory.cpu import CHEAP, HELD, DimsOf, Pairs
 from geutil.memory.executor import simulate
-from geutil.memory.kernels import cpu, gpu
-from geutil.memory.kernels.cpu import CHEAP, HELD, DimsOf, Pairs
-from geutil.memory.program import Device, Node, Program
-from geutil.memory.sizes import UNKNOWN, Shapes, bytes_of_shape
-from geutil.memory.times import op_time
+from geutil.memory.program import Allocator, Device, Node, Program
 
 _SizeOf = Callable[[Tensor], int]
 """The bytes of a tensor of the graph that is read."""
@@ -244,7 +241,7 @@ def _forwarded(body: Graph) -> dict[int, int]:
     return {
         i: place[id(source)]
         for i, t, source in sources
-        if id(source) in place and dims_of(source) == dims_of(t)
+        if id(source) in place and types.dims_of(source) == types.dims_of(t)
     }
 
 
@@ -351,7 +348,7 @@ def calls_of(
     by_name = {op.name: op for op in ops}
     members = adjacency.topological_sort(ops)
     graph = members[0].graph
-    read = IdentitySet(
+    read = types.IdentitySet(
         t for op in members for t in op.inputs if t.op.name not in by_name
     )
     # Placeholders are ops of the step themselves; other tensors get stand-ins.
@@ -569,4 +566,4 @@ def variable_bytes(op: Operation) -> int:
         return 0
     shape = tf.TensorShape(op.get_attr("shape"))
     dims = None if shape.rank is None else shape.as_list()
-    return bytes_of_shape(op.get_attr("dtype"), dims) or 0
+    return types.bytes_of_shape(op.get_attr("dtype"), dims) or 0

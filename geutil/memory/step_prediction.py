@@ -13,9 +13,10 @@ import tensorflow as tf
 
 from geutil.errors import ArgumentTypeError, PredictionError
 from geutil.graph import adjacency, creation, runtime, shape_inference, types
-from geutil.graph.placement import checked_default, kind_of, places_of, planned_for
 from geutil.graph.protos import all_nodes
+from geutil.graph.runtime import checked_default, kind_of, places_of, planned_for
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor
+from geutil.memory.costs import Shapes, Times, op_times
 from geutil.memory.executor import simulate, typical
 from geutil.memory.program import Program
 from geutil.memory.read import (
@@ -25,10 +26,8 @@ from geutil.memory.read import (
     read_ops,
     uncounted_loops,
 )
-from geutil.memory.sizes import Shapes
 from geutil.memory.timeline import Timeline
-from geutil.memory.times import Times, op_times
-from geutil.select.conversions import graph_of_all
+from geutil.select.selections import graph_of_all
 from geutil.sizes import byte_count, size_text
 
 _logger = logging.getLogger("geutil")

@@ -47,8 +47,8 @@ if typing.TYPE_CHECKING:
     from geutil.model.model import Body, Model
     from geutil.model.opener import from_tflite, open
     from geutil.model.sources.tflite_files import tflite_kinds
-    from geutil.select.names import Layer
     from geutil.select.networks.outputs import Difference
+    from geutil.select.selections import Layer
 else:
     from geutil.errors import ModelError
 

@@ -19,10 +19,10 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import call_graph, creation, replicas, resource_variables
-from geutil.graph.call_graph import Library
+from geutil.graph import creation, protos, replicas, resource_variables
 from geutil.graph.creation import DERIVED
 from geutil.graph.op_types import MERGES
+from geutil.graph.protos import Library
 from geutil.graph.types import Graph, Operation
 from geutil.graph.walks import (
     closure,
@@ -43,7 +43,7 @@ from geutil.rewrite.rules.constant_folding import (
     is_pure,
     on_cpu,
 )
-from geutil.select.conversions import make_regex
+from geutil.select.selections import make_regex
 
 _SUMS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
 _UPDATES = (
@@ -639,12 +639,12 @@ def _following(node_by_name: Mapping[str, Any]) -> list[str]:
         name: [node_name(text) for text in node.input]
         for name, node in node_by_name.items()
     }
-    for name in call_graph.needs_first(needs):
+    for name in protos.needs_first(needs):
         node = node_by_name[name]
         if node.op in NEVER or not node.input:
             follows = node.op in _PASSED
         else:
-            follows = is_pure(call_graph.signature_of(node.op, {}), node.attr)
+            follows = is_pure(protos.signature_of(node.op, {}), node.attr)
         # A control input is no key of `found`; it keeps its node from being one.
         if follows and all(text.partition(":")[0] in found for text in node.input):
             found[name] = None

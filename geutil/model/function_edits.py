@@ -29,14 +29,7 @@ from geutil.bodies.function_bodies import (
     same_ends,
 )
 from geutil.errors import ModelError, Words
-from geutil.graph import (
-    adjacency,
-    creation,
-    function_calls,
-    function_defs,
-    functions,
-    op_types,
-)
+from geutil.graph import adjacency, creation, function_calls, functions, op_types
 from geutil.graph.function_calls import Caller, Loops, call_others
 from geutil.graph.types import Graph, Operation, Tensor, is_tensor, type_name
 from geutil.graph.walks import control_references, data_inputs
@@ -420,7 +413,7 @@ def sync_below(library: FunctionLibrary, start: Entry) -> None:
 
 def _check_callable(library: FunctionLibrary, entry: Entry) -> None:
     """Raise unless the body is a function that its callers can call as before."""
-    draft = draft_of(entry, function_defs.unused_name(entry.name))
+    draft = draft_of(entry, function_calls.unused_name(entry.name))
     parts = materialize_body(
         draft, library.definitions_for(entry), library.handles(entry)
     )

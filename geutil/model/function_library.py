@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from geutil.bodies.function_bodies import add_ends, read_body
 from geutil.errors import ModelError, TransformError
-from geutil.graph import creation, function_defs, functions
+from geutil.graph import creation, function_calls, functions
 from geutil.graph.function_calls import Caller, callers_in
 from geutil.graph.state import fingerprint
 from geutil.graph.types import Graph, Operation, Tensor, require_tensor
@@ -307,7 +307,9 @@ class FunctionLibrary:
     def called_in(self, entry: Entry | None) -> list[str]:
         """Return the functions that an entry, or the model's graph, calls itself."""
         if entry is not None and entry.graph is None:
-            names = dict.fromkeys(function_defs.called_names(entry.definition.node_def))
+            names = dict.fromkeys(
+                function_calls.called_names(entry.definition.node_def)
+            )
         else:
             callers = self.callers_in(self.root if entry is None else entry.graph)
             names = dict.fromkeys(n for caller in callers for n in caller.names)
@@ -339,12 +341,12 @@ class FunctionLibrary:
         if name in self._by_name:
             return True
         definitions = (
-            function_defs.definition_in(graph, name) for graph in self.graphs()
+            function_calls.definition_in(graph, name) for graph in self.graphs()
         )
         definition = next((d for d in definitions if d is not None), None)
         if definition is None:
             return False
-        key = fresh_name(self._entries, function_defs.readable_name(name))
+        key = fresh_name(self._entries, function_calls.readable_name(name))
         self._entries[key] = self._by_name[name] = Entry(key, definition)
         return True
 

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from geutil.errors import ModelError, Words
 from geutil.graph import adjacency, creation
-from geutil.graph.call_graph import functions_of_attributes
+from geutil.graph.protos import functions_of_attributes
 from geutil.graph.types import MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import node_name, short_name, tensor_name
 from geutil.lazy import Shown

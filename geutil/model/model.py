@@ -25,7 +25,7 @@ from geutil.model.function_library import (
 from geutil.model.programs import SharedState, check_copies, restore
 from geutil.model.sources.objects import Source
 from geutil.model.to_graph import GraphParts
-from geutil.select.names import Layer, layers_of
+from geutil.select.selections import Layer, layers_of
 
 # Each method imports the module that does its work: together they take 0.1 CPU seconds.
 if TYPE_CHECKING:

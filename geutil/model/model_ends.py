@@ -31,7 +31,7 @@ from geutil.model.programs import (
     rename_nodes,
     take_name,
 )
-from geutil.select import names
+from geutil.select import selections
 from geutil.select.queries import select_ops
 
 Selection = Mapping[str, Any] | Iterable[Any] | Any
@@ -45,7 +45,7 @@ def named_tensors(model: EditableModel, selection: Selection) -> dict[str, Tenso
         if not all(isinstance(name, str) and name for name in selection):
             raise ModelError(f"each end needs a name, got {list(selection)}")
         return {name: tensor_of(model, item) for name, item in selection.items()}
-    if is_tensor(selection) or is_op(selection) or names.is_name(selection):
+    if is_tensor(selection) or is_op(selection) or selections.is_name(selection):
         selection = [selection]
     named: dict[str, Tensor] = {}
     for item in selection:
@@ -69,7 +69,7 @@ def tensor_of(model: EditableModel, item: Any) -> Tensor:
                 return ends[item]
     try:
         ends_ = [*model.inputs, *model.outputs]
-        return names.tensor_of(model.graph, item, repr(model), ends_)
+        return selections.tensor_of(model.graph, item, repr(model), ends_)
     except SelectionError as error:
         raise ModelError(str(error)) from error
 
@@ -82,7 +82,7 @@ def _public_name(model: EditableModel, item: Any, tensor: Tensor) -> str:
             if t is tensor:
                 return name
     plain = tensor.op.name if tensor.value_index == 0 else tensor.name.replace(":", "_")
-    return names.label(model.graph, item) or plain
+    return selections.label(model.graph, item) or plain
 
 
 _logger = logging.getLogger("geutil")
@@ -267,7 +267,7 @@ def _selected(model: EditableModel, ops: Any) -> list[Operation]:
     selected_ops: list[Operation] = []
     if isinstance(ops, str):
         selected_ops = [op for op in model.graph.get_operations() if op.type == ops]
-    if not selected_ops and names.is_name(ops):
+    if not selected_ops and selections.is_name(ops):
         selected_ops = _op_of_layer(model, ops)
     if not selected_ops:
         selected_ops = [ops] if is_op(ops) else select_ops(ops, graph=model.graph)
@@ -293,7 +293,7 @@ def _selected(model: EditableModel, ops: Any) -> list[Operation]:
 def _op_of_layer(model: EditableModel, item: Any) -> list[Operation]:
     """Return the op that a layer computes with in each of its calls, or None."""
     try:
-        ops = names.ops_of_layers(model.graph, item, repr(model))
+        ops = selections.ops_of_layers(model.graph, item, repr(model))
     except SelectionError as error:
         raise ModelError(str(error)) from error
     computing = [op for op in ops if op.type not in _PARAMETERS]

@@ -22,16 +22,14 @@ from geutil.bodies.function_bodies import SIDE_EFFECTS
 from geutil.bodies.inlining import Kept, NodeOrigin, inline_calls
 from geutil.errors import ModelError, TransformError, Words
 from geutil.graph import (
-    call_graph,
     creation,
     function_calls,
-    function_defs,
     functions,
     gradient_functions,
     keras_calls,
+    protos,
 )
-from geutil.graph.call_graph import Effects
-from geutil.graph.protos import FunctionDef
+from geutil.graph.protos import Effects, FunctionDef
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor
 from geutil.graph.walks import (
     closure,
@@ -44,7 +42,7 @@ from geutil.model import programs
 from geutil.model.programs import ModelProgram, SharedState
 from geutil.model.sources.objects import program_of_graph
 from geutil.select.walks import get_backward_walk_ops
-from geutil.transform import custom_gradients, transformer
+from geutil.transform import op_copying, transformer
 
 # Ops behind them run in a frame of their own, or perhaps not at all.
 _CONTROL_FLOW = frozenset(
@@ -212,7 +210,7 @@ def _imported(
     graph_def: Any, captures: dict[str, Any], what: str
 ) -> tuple[Graph, dict[str, str]]:
     """Make a FuncGraph of a `GraphDef`, with its captures bound."""
-    function_defs.with_unique_functions(graph_def)
+    function_calls.with_unique_functions(graph_def)
     graph = functions.new_function_graph("model")
     stand_ins = _stand_ins(graph_def, captures)
     release_colocation(graph_def)
@@ -304,7 +302,7 @@ def _needed_by_gradients(
     extra_ops: set[Operation] = set()
     waiting = list(needed)
     while waiting:
-        read = [t.op for op in waiting for t in custom_gradients.read_by_gradient(op)]
+        read = [t.op for op in waiting for t in op_copying.read_by_gradient(op)]
         waiting = []
         for start in dict.fromkeys(read):
             if start in needed or start in extra_ops or start in stop_ops:
@@ -402,16 +400,16 @@ def renew_bodies(graph: Graph) -> None:
     definitions: dict[str, Any] = {}
 
     def callees(name: str) -> list[str]:
-        definitions[name] = function_defs.definition_in(graph, name)
-        called = function_defs.called_names(definitions[name].node_def)
+        definitions[name] = function_calls.definition_in(graph, name)
+        called = function_calls.called_names(definitions[name].node_def)
         return [n for n in called if function_calls.has_function(graph, n)]
 
     roots = dict.fromkeys(name for caller in callers for name in caller.names)
     new_names: dict[str, str] = {}
     for name in topological_order(roots, callees):
         definition = definitions[name]
-        called = set(function_defs.called_names(definition.node_def))
-        if custom_gradients.closures_of(definition) or not called.isdisjoint(new_names):
+        called = set(function_calls.called_names(definition.node_def))
+        if op_copying.closures_of(definition) or not called.isdisjoint(new_names):
             new_names[name] = _renewed(graph, definition, new_names)
     for caller in callers:
         if not new_names.keys().isdisjoint(caller.names):
@@ -424,13 +422,13 @@ def _renewed(graph: Graph, definition: Any, new_names: dict[str, str]) -> str:
     """Give a graph a function like one that it holds; return its name."""
     own = FunctionDef()
     own.CopyFrom(definition)
-    own.signature.name = function_defs.unused_name(definition.signature.name)
+    own.signature.name = function_calls.unused_name(definition.signature.name)
     for node in own.node_def:
-        call_graph.rename_called(node, new_names)
+        protos.rename_called(node, new_names)
     body = functions.body_of(graph, own)
-    for name, gradient in custom_gradients.closures_of(own).items():
+    for name, gradient in op_copying.closures_of(own).items():
         op = body.get_operation_by_name(name)
-        by_names = custom_gradients.gradient_by_names(
+        by_names = op_copying.gradient_by_names(
             name, gradient, transformer.copy_replacing, body
         )
         gradient_functions.set_gradient(op, by_names)

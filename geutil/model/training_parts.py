@@ -13,7 +13,6 @@ from typing import Any, Literal, TypeAlias
 import tensorflow as tf
 
 from geutil.errors import ModelError, SelectionError
-from geutil.graph.call_graph import Effects, functions_of_attributes
 from geutil.graph.functions import bindings
 from geutil.graph.op_types import (
     ENTERS,
@@ -24,6 +23,7 @@ from geutil.graph.op_types import (
     UNIFORM_DRAWS,
     is_random,
 )
+from geutil.graph.protos import Effects, functions_of_attributes
 from geutil.graph.types import Operation, Tensor, as_list, is_in_scope
 from geutil.graph.walks import closure, data_inputs, node_name, walk
 from geutil.model import inference_form, programs
@@ -34,8 +34,8 @@ from geutil.model.to_graph import GraphParts, keep_of, materialize, program_of_p
 from geutil.rewrite import Any as AnyTensor
 from geutil.rewrite import Match, Op, RewriteReport, Rule, rewrite
 from geutil.rewrite.rules.dropout import dropout_removal, noise_removal
-from geutil.select import names as layer_names
-from geutil.select.names import LayerNames
+from geutil.select import selections as layer_names
+from geutil.select.selections import LayerNames
 from geutil.select.walks import get_backward_walk_ops
 
 _CHECK = "check"

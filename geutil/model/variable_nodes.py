@@ -31,7 +31,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.errors import ModelError
-from geutil.graph import function_defs, op_types
+from geutil.graph import function_calls, op_types
 from geutil.graph.protos import op_def_of
 from geutil.graph.walks import (
     closure,
@@ -420,7 +420,7 @@ class GraphResource(tf.saved_model.experimental.TrackableResource):
                 graph_def, [node for node in nodes if node.name not in left_out]
             )
             # The functions of the rest of the graph have no place in it.
-            function_defs.with_unique_functions(self._graph_def)
+            function_calls.with_unique_functions(self._graph_def)
             # Asked for first inside the trace, it would belong to the trace.
             _ = self.resource_handle
             # Called by a concrete function, TensorFlow does not count traces and warn.

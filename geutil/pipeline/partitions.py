@@ -25,12 +25,11 @@ from geutil.errors import (
 )
 from geutil.gradients.step import tensors_of
 from geutil.graph import adjacency, edits, op_types, types
-from geutil.graph.placement import colocation_names
+from geutil.graph.runtime import colocation_names
 from geutil.graph.types import GivenShapes, IdentitySet, Operation, Tensor, is_stateful
 from geutil.memory.by_device import device_peaks
+from geutil.memory.costs import op_time, tensor_bytes
 from geutil.memory.executor import Pipeline, PipelineRun, Schedule, Stage, run_pipeline
-from geutil.memory.sizes import tensor_bytes
-from geutil.memory.times import op_time
 from geutil.pipeline.stage_memory import (
     Floats,
     SequenceCut,
@@ -42,10 +41,13 @@ from geutil.pipeline.stage_memory import (
     stage_memory,
     variable_bytes,
 )
-from geutil.select import conversions
-from geutil.select.boundary import ControlOutputs
+from geutil.select import selections
 from geutil.select.networks.layers import Origins
-from geutil.select.walks import get_backward_walk_ops, get_forward_walk_ops
+from geutil.select.walks import (
+    ControlOutputs,
+    get_backward_walk_ops,
+    get_forward_walk_ops,
+)
 from geutil.sizes import size_text
 
 Balance = Literal["memory", "time"]
@@ -240,7 +242,7 @@ def even_split(
 
 def _targets(ys: Any) -> list[Tensor]:
     """Return tensors of one graph; of a graph the results of its data."""
-    tensors: list[Tensor] = conversions.make_list_of_t(ys)
+    tensors: list[Tensor] = selections.make_list_of_t(ys)
     if types.is_graph(ys):
         origins = Origins(ys)
         tensors = [t for t in tensors if _is_result(t) and not origins.is_parameter(t)]
@@ -249,7 +251,7 @@ def _targets(ys: Any) -> list[Tensor]:
                 "the graph has no number that depends on data and that nothing reads; "
                 "pass the loss"
             )
-    conversions.graph_of_all(tensors)
+    selections.graph_of_all(tensors)
     return tensors
 
 
@@ -695,8 +697,8 @@ def place(ops: Any, device: str) -> Placement:
             "a device is a text, such as '/device:CPU:0', not "
             f"{types.type_name(device)}"
         )
-    listed = adjacency.graph_order(conversions.make_list_of_op(ops))
-    graph = conversions.graph_of_all(listed)
+    listed = adjacency.graph_order(selections.make_list_of_op(ops))
+    graph = selections.graph_of_all(listed)
     inside = frozenset(listed)
     # TensorFlow runs the readers of a variable only where that is.
     left = dict.fromkeys(

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from geutil.errors import PlanError
 from geutil.graph import adjacency, creation, op_types, runtime, types
-from geutil.graph.placement import colocation_names
 from geutil.graph.resource_variables import dtype_behind, shape_behind
-from geutil.graph.types import GivenShapes, Operation, Tensor
+from geutil.graph.runtime import colocation_names
+from geutil.graph.types import GivenShapes, Operation, Tensor, bytes_of_shape
+from geutil.memory.costs import tensor_bytes
 from geutil.memory.executor import simulate
 from geutil.memory.program import Program
-from geutil.memory.sizes import bytes_of_shape, tensor_bytes
 from geutil.memory.step_prediction import step_program
 from geutil.select.queries import make_view
 from geutil.transform.transformer import Transformer

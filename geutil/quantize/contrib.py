@@ -17,6 +17,7 @@ import tensorflow as tf
 from geutil.batchnorm import FoldReport, fold_batch_norms
 from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph import types
+from geutil.graph.edits import undone_on_error
 from geutil.graph.resource_variables import step_counter_of
 from geutil.graph.types import Graph, Operation, Tensor, require_graph, require_op
 from geutil.quantize import fake_quants, simulation, spec
@@ -24,8 +25,7 @@ from geutil.quantize.planning import network
 from geutil.quantize.planning.int8_kernels import FAKE_QUANT, KERNELS
 from geutil.quantize.report import QuantizeReport, Skipped
 from geutil.quantize.spec import Format, QuantizeChoices, checked_delay, checked_ends
-from geutil.rewrite.liveness import undone_on_error
-from geutil.select import names
+from geutil.select import selections
 from geutil.select.networks.batch_norms import fused_norm
 
 
@@ -295,7 +295,7 @@ def _quantized(
     graph: Graph, choices: QuantizeChoices, delay: int, *, is_training: bool
 ) -> QuantizeReport:
     # The old rewriters put FakeQuant ops on products wherever they are.
-    scopes = names.scopes_meant([graph], _scope(choices))
+    scopes = selections.scopes_meant([graph], _scope(choices))
     choices = replace(choices, scope=scopes, products_at_end=True)
     mode = spec.Mode(is_training, delay, None)
     return simulation.quantize_by(graph, choices, mode)

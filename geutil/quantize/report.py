@@ -10,7 +10,7 @@ from geutil.graph.types import Tensor, require_tensor
 from geutil.lazy import Shown
 from geutil.quantize.planning.network import quantized_value
 from geutil.quantize.spec import Format
-from geutil.select.names import with_layer
+from geutil.select.selections import with_layer
 
 
 @dataclass(frozen=True)

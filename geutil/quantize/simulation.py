@@ -22,6 +22,7 @@ from geutil.graph import (
     types,
 )
 from geutil.graph.creation import Later, Stencils
+from geutil.graph.edits import Liveness, undone_on_error
 from geutil.graph.resource_variables import step_counter, step_counter_of
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.quantize import fake_quants, spec
@@ -33,8 +34,7 @@ from geutil.quantize.planning.network import Edge
 from geutil.quantize.planning.plan import QuantizePlan, plan_quantization, quantized_ops
 from geutil.quantize.report import Quantized, QuantizeReport, Skipped
 from geutil.quantize.spec import Format, Mode, Override, QuantizeChoices, Range
-from geutil.rewrite.liveness import Liveness, undone_on_error
-from geutil.select import names
+from geutil.select import selections
 from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.layers import Origins
 
@@ -164,14 +164,16 @@ result 8 bits (conv/act_quant)
         symmetric_weights,
         per_channel,
         ema_decay,
-        names.scopes_meant([graph for _, graph, _ in _places(graph_or_model)], scope),
+        selections.scopes_meant(
+            [graph for _, graph, _ in _places(graph_or_model)], scope
+        ),
         dict(overrides or {}),
         frozenset(activations),
     )
     if scheme is not None:
         choices = _of_scheme(scheme, choices)
     mode = Mode(is_training, spec.checked_delay(quant_delay, is_training, step), step)
-    with names.outputs_meant(graph_or_model, outputs):
+    with selections.outputs_meant(graph_or_model, outputs):
         return quantize_by(
             graph_or_model, choices, mode, variables, vars_collection, strict=strict
         )
@@ -362,7 +364,7 @@ def _report(
         )
     for warning in warnings:
         _logger.warning("quantize: %s", warning)
-    layers = names.LayerNames(graph)
+    layers = selections.LayerNames(graph)
     return QuantizeReport(
         tuple(layers.noted(quantized)),
         tuple(layers.noted(skipped)),

@@ -28,9 +28,9 @@ from geutil.graph.resource_variables import check_step_variable
 from geutil.graph.types import Operation, is_in_scope, is_op, type_name
 from geutil.quantize.planning.int8_kernels import ACTIVATIONS, PRODUCTS
 from geutil.quantize.planning.layer_rows import reads_in_order, rows_of
-from geutil.select import names
-from geutil.select.conversions import can_be_regex, make_regex
+from geutil.select import selections
 from geutil.select.networks.layers import Layer, is_by_groups
+from geutil.select.selections import can_be_regex, make_regex
 
 Array = np.ndarray[Any, Any]
 
@@ -273,7 +273,7 @@ class QuantizeChoices:
                 f"{', '.join(sorted(ACTIVATIONS))}"
             )
         for key, value in self.overrides.items():
-            if not (is_op(key) or can_be_regex(key) or names.is_name(key)):
+            if not (is_op(key) or can_be_regex(key) or selections.is_name(key)):
                 raise ArgumentTypeError(
                     "overrides are for ops, Keras layers, or regular expressions of "
                     f"the names of ops, not for {type_name(key)}"
@@ -419,10 +419,10 @@ def _first(special: Any, otherwise: Any) -> Any:
 
 def _ops_of_layer(key: Any, ops: list[Operation]) -> frozenset[Operation] | None:
     """Return the ops of the layer that an override is for; None if it is for none."""
-    if not ops or not names.is_name(key):
+    if not ops or not selections.is_name(key):
         return None
     try:
-        found = names.ops_of_layers(ops[0].graph, key)
+        found = selections.ops_of_layers(ops[0].graph, key)
     except SelectionError as error:
         raise QuantizeError(f"an override is for no layer: {error}") from error
     # A string that names no layer is a regular expression.
@@ -443,7 +443,7 @@ def _is_meant(
 def _hint(name: Any, ops: list[Operation]) -> str:
     if not ops or not isinstance(name, str):
         return ""
-    return f"; {names.similar(ops[0].graph, name)}"
+    return f"; {selections.similar(ops[0].graph, name)}"
 
 
 _MATRIX_PRODUCTS = frozenset(("BatchMatMulV2", "BatchMatMulV3", "Einsum", "MatMul"))

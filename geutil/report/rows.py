@@ -19,7 +19,7 @@ from geutil.quantize import (
 )
 from geutil.report.page import Row, Rows
 from geutil.rewrite import RewriteReport
-from geutil.select.names import with_layer
+from geutil.select.selections import with_layer
 from geutil.sizes import size_text
 
 

@@ -10,7 +10,7 @@ from geutil.graph import adjacency, creation
 from geutil.graph.adjacency import control_inputs
 from geutil.graph.edits import ControlEdit, InputEdit, apply_edits, check_edits
 from geutil.graph.types import Graph, Operation, Tensor, is_reference, require_op
-from geutil.select.conversions import graph_of_all, make_list_of_op, make_list_of_t
+from geutil.select.selections import graph_of_all, make_list_of_op, make_list_of_t
 
 OpPredicate: TypeAlias = Callable[[Operation], bool]
 Edge: TypeAlias = tuple[Operation, int]

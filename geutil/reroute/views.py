@@ -17,9 +17,9 @@ from geutil.reroute.tensors import (
     may_modify,
     redirection,
 )
-from geutil.select import conversions, queries
-from geutil.select.boundary import ControlOutputs, check_cios
+from geutil.select import queries, selections
 from geutil.select.subgraph import SubGraphView
+from geutil.select.walks import ControlOutputs, check_cios
 
 Views = tuple[SubGraphView, SubGraphView]
 
@@ -155,7 +155,7 @@ _Step = Callable[[ReroutePlan, SubGraphView, SubGraphView, bool], None]
 
 def _reroute(sgv0: Any, sgv1: Any, *steps: _Step, both_ways: bool) -> Views:
     view0, view1 = queries.make_view(sgv0), queries.make_view(sgv1)
-    conversions.check_graphs(view0, view1)
+    selections.check_graphs(view0, view1)
     plan = ReroutePlan(view0.graph or view1.graph)
     for step in steps:
         step(plan, view0, view1, both_ways)
@@ -192,7 +192,7 @@ def readers_within(view: SubGraphView) -> OpPredicate:
 
     Its own ops do, and whoever reads one of its passthrough tensors.
     """
-    return may_modify([*view.ops, *conversions.get_consuming_ops(view.passthroughs)])
+    return may_modify([*view.ops, *selections.get_consuming_ops(view.passthroughs)])
 
 
 def replace_inputs(view: SubGraphView, inputs: list[Tensor]) -> None:
@@ -447,7 +447,7 @@ def connect(
         'x:0'
     """
     view0, view1 = queries.make_view(sgv0), queries.make_view(sgv1)
-    conversions.check_graphs(view0, view1)
+    selections.check_graphs(view0, view1)
     outputs = list(view0.outputs)
     step = redirection(view1.inputs, outputs, readers_within(view1))
     plan = ReroutePlan(view0.graph or view1.graph)

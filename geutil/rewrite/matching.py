@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 from geutil.errors import SelectionError
 from geutil.graph import adjacency, types
+from geutil.graph.edits import Liveness, Territory
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.rewrite.liveness import Liveness, Territory
 from geutil.rewrite.patterns import Any as AnyPattern
 from geutil.rewrite.patterns import (
     Compiled,
@@ -28,11 +28,11 @@ from geutil.rewrite.patterns import (
     Pattern,
     compile_pattern,
 )
-from geutil.select.conversions import graph_of_all, make_list_of_op
+from geutil.select.selections import graph_of_all, make_list_of_op
 
 
 def _has_attribute(op: Operation, name: str, expected: Any) -> bool:
-    """Tell whether an attribute of `op` has a value, or passes a predicate."""
+    """Return whether an attribute of `op` has a value, or passes a predicate."""
     try:
         value = op.get_attr(name)
     except ValueError:
@@ -279,7 +279,7 @@ class _PatternSearch:
         return ways or None
 
     def _is_possible(self, node: Pattern, tensor: Tensor) -> bool:
-        """Tell whether a node may correspond to a tensor by the type of its op."""
+        """Return whether a node may correspond to a tensor by the type of its op."""
         kinds = self.compiled.types_of[id(node)]
         # The constraint that fails first names the nearest miss.
         return self._record is not None or kinds is None or tensor.op.type in kinds
@@ -488,7 +488,7 @@ def match(
 
 
 def _is_anchor(compiled: Compiled, op: Operation) -> bool:
-    """Tell whether the type of `op` is one that the root may have."""
+    """Return whether the type of `op` is one that the root may have."""
     return compiled.types is None or op.type in compiled.types
 
 

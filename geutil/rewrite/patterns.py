@@ -312,7 +312,7 @@ class Leaf(Pattern):
         self.through_identity = through_identity
 
     def accepts(self, tensor: Tensor) -> bool:
-        """Tell whether the tensor has such an origin."""
+        """Return whether the tensor has such an origin."""
         origin = origin_of(tensor) if self.through_identity else tensor.op
         return origin.type in self.origins
 
@@ -399,7 +399,7 @@ class RootTest:
     commutative: bool  # Whether the inputs may come in any order.
 
     def passes(self, producers: Sequence[str]) -> bool:
-        """Tell whether ops of these types may stand at the inputs."""
+        """Return whether ops of these types may stand at the inputs."""
         if self.exact is None:
             return True
         if len(producers) != len(self.inputs) and (
@@ -435,7 +435,7 @@ class Compiled:
     interior: TypeSet  # The types of the ops above the root that it looks at.
 
     def may_match(self, producers: Sequence[str]) -> bool:
-        """Tell whether a root with producers of these types is worth a search."""
+        """Return whether a root with producers of these types is worth a search."""
         return any(test.passes(producers) for test in self.tests)
 
 

@@ -4,16 +4,6 @@ Nothing here changes a graph. Every function is linear in the ops and edges it v
 and returns them in a deterministic order.
 """
 
-from geutil.select.boundary import (
-    ControlOutputs,
-    check_cios,
-    compute_boundary_ts,
-    get_ops_ios,
-    get_within_boundary_ops,
-    inputs_of,
-    outputs_of,
-)
-from geutil.select.conversions import can_be_regex, make_regex
 from geutil.select.queries import (
     by_device,
     filter_ops,
@@ -25,11 +15,19 @@ from geutil.select.queries import (
     select_ops_and_ts,
     select_ts,
 )
+from geutil.select.selections import can_be_regex, make_regex
 from geutil.select.walks import (
+    ControlOutputs,
+    check_cios,
+    compute_boundary_ts,
     get_backward_walk_ops,
     get_forward_walk_ops,
+    get_ops_ios,
     get_walks_intersection_ops,
     get_walks_union_ops,
+    get_within_boundary_ops,
+    inputs_of,
+    outputs_of,
 )
 
 # Code that was written for the old module reads these.

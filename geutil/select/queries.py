@@ -8,17 +8,9 @@ from typing import Any
 
 from geutil.errors import ArgumentTypeError, SelectionError
 from geutil.graph import adjacency, types
-from geutil.graph.types import (
-    Element,
-    Graph,
-    Operation,
-    Tensor,
-    is_op,
-    require_op,
-    type_name,
-)
-from geutil.select import boundary, conversions
-from geutil.select.conversions import get_tensors, make_list_of_op, make_regex
+from geutil.graph.types import Element, Graph, Operation, Tensor
+from geutil.select import selections, walks
+from geutil.select.selections import get_tensors, make_list_of_op, make_regex
 from geutil.select.subgraph import SubGraphView
 
 OpFilter = Callable[[Operation], Any]
@@ -406,8 +398,8 @@ def _select(
     first: list[Element] = []
     leaves = types.flatten(args)
     for leaf in leaves:
-        if conversions.can_be_regex(leaf):
-            regex = conversions.make_regex(leaf)
+        if selections.can_be_regex(leaf):
+            regex = selections.make_regex(leaf)
             if options.graph is None:
                 raise SelectionError(
                     f"pass graph= to look up the regex '{regex.pattern}'"
@@ -422,7 +414,7 @@ def _select(
             selected = (
                 leaf.get_operations()
                 if is_wanted is types.is_op
-                else conversions.get_tensors(leaf)
+                else selections.get_tensors(leaf)
             )
         elif is_wanted(leaf):
             selected = [leaf]
@@ -436,7 +428,7 @@ def _select(
         elements += selected
         first += selected[:1]
     # All elements that one leaf selects are of one graph.
-    conversions.graph_of_all(first)
+    selections.graph_of_all(first)
     if options.positive_filter is not None:
         elements = [element for element in elements if options.positive_filter(element)]
     return types.unique(elements) if len(leaves) > 1 else elements
@@ -476,7 +468,7 @@ def make_view(*args: Any, **kwargs: Any) -> SubGraphView:
         check_keywords(kwargs)
         ops = select_ops(*args, **kwargs)
         view = SubGraphView.from_parts(
-            args[0] if ops else None, ops, *boundary.ends_of(ops)
+            args[0] if ops else None, ops, *walks.ends_of(ops)
         )
     else:
         view = SubGraphView(*select_ops_and_ts(*args, **kwargs))
@@ -536,7 +528,7 @@ def op_type(op_types: str | Iterable[str], op: Operation | None = None) -> Any:
     type_names = frozenset((op_types,) if isinstance(op_types, str) else op_types)
 
     def matches(candidate: Operation) -> bool:
-        require_op(candidate)
+        types.require_op(candidate)
         return candidate.type in type_names
 
     return matches if op is None else matches(op)
@@ -573,12 +565,12 @@ class OpMatcher:
         self.output_op_matches: list[list[OpMatcher | None] | None] | None = None
 
     def __call__(self, op: Operation) -> bool:
-        """Tell whether `op` and its neighbours match.
+        """Return whether `op` and its neighbours match.
 
         Raises:
             ArgumentTypeError: `op` is no op.
         """
-        require_op(op)
+        types.require_op(op)
         return (
             all(passes(op) for passes in self.positive_filters)
             and _match_all([t.op for t in op.inputs], self.input_op_matches)
@@ -663,7 +655,7 @@ def _predicate(positive_filter: Any) -> OpFilter:
         return lambda op: match(op.name) or match(types.scope_basename(op.name))
     if isinstance(positive_filter, re.Pattern):
         return lambda op: positive_filter.search(op.name)
-    if is_op(positive_filter):
+    if types.is_op(positive_filter):
         return lambda op: op is positive_filter
     if positive_filter is True:
         return lambda op: True
@@ -671,5 +663,5 @@ def _predicate(positive_filter: Any) -> OpFilter:
         return positive_filter
     raise SelectionError(
         "expected a regex, a tf.Operation, a predicate or True, got "
-        + type_name(positive_filter)
+        + types.type_name(positive_filter)
     )

@@ -12,8 +12,8 @@ from geutil.graph import types
 from geutil.graph.adjacency import consumers
 from geutil.graph.types import Element, Graph, Operation, Tensor
 from geutil.lazy import Shown
-from geutil.select import boundary, conversions, walks
-from geutil.select.conversions import ListView
+from geutil.select import selections, walks
+from geutil.select.selections import ListView
 
 
 class SubGraphView(Shown):
@@ -58,9 +58,9 @@ class SubGraphView(Shown):
     _lookups: dict[str, tuple[list[Any], dict[int, int]]]
 
     def __init__(self, inside_ops: Any = (), passthrough_ts: Any = ()) -> None:
-        ops = list(dict.fromkeys(conversions.make_list_of_op(inside_ops)))
-        passthroughs = conversions.make_list_of_t(passthrough_ts)
-        self._graph = conversions.graph_of_all((*ops[:1], *passthroughs))
+        ops = list(dict.fromkeys(selections.make_list_of_op(inside_ops)))
+        passthroughs = selections.make_list_of_t(passthrough_ts)
+        self._graph = selections.graph_of_all((*ops[:1], *passthroughs))
         self._ops = ops
         self._lookups = {}
         if passthroughs:
@@ -71,7 +71,7 @@ class SubGraphView(Shown):
                 for t in passthroughs
                 if t.op not in members and members.isdisjoint(t.consumers())
             )
-        inputs, outputs = boundary.ends_of(ops)
+        inputs, outputs = walks.ends_of(ops)
         self._passthrough_ts = passthroughs
         self._input_ts = inputs + passthroughs
         self._output_ts = outputs + passthroughs
@@ -298,7 +298,7 @@ class SubGraphView(Shown):
             remove_output_map: whether to reset the outputs.
         """
         result = self.copy()
-        inputs, outputs = boundary.ends_of(self._ops)
+        inputs, outputs = walks.ends_of(self._ops)
         if remove_input_map:
             result._input_ts = inputs + self._passthrough_ts
         if remove_output_map:
@@ -394,7 +394,7 @@ class SubGraphView(Shown):
 
 def _listed(chosen: Any) -> list[Any]:
     # To iterate over a tensor would make ops.
-    if not conversions.is_iterable(chosen):
+    if not selections.is_iterable(chosen):
         raise ArgumentTypeError(
             f"expected a list of indices or tensors, got {types.type_name(chosen)}"
         )

@@ -10,8 +10,8 @@ from typing import Any
 from geutil.errors import ArgumentTypeError, TransformError
 from geutil.graph import types
 from geutil.graph.types import Element, Graph, IdentityMap, Operation, Tensor
-from geutil.select.boundary import ControlOutputs
 from geutil.select.subgraph import SubGraphView
+from geutil.select.walks import ControlOutputs
 
 Copier = Callable[..., tuple[SubGraphView, Any]]
 """`copy_replacing`, for modules that are used by it."""

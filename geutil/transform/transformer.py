@@ -13,25 +13,13 @@ from typing import Any
 
 from geutil.errors import ArgumentTypeError, FinalizedGraphError, TransformError
 from geutil.graph import adjacency, creation, resource_variables, types, v1_control_flow
-from geutil.graph.types import (
-    Element,
-    Graph,
-    IdentityMap,
-    IdentitySet,
-    Operation,
-    Tensor,
-)
+from geutil.graph.types import Element, Graph, IdentityMap, Operation, Tensor
 from geutil.graph.v1_control_flow import ContextMembers
-from geutil.select import conversions, queries, walks
-from geutil.select.boundary import ControlOutputs
+from geutil.select import queries, selections, walks
 from geutil.select.queries import make_view
 from geutil.select.subgraph import SubGraphView
+from geutil.select.walks import ControlOutputs
 from geutil.transform import op_copying
-from geutil.transform.op_copying import (
-    adapt_node,
-    copy_ops_in_bulk,
-    transform_ops_one_by_one,
-)
 from geutil.transform.state import TransformerInfo, TransformState
 
 
@@ -192,7 +180,7 @@ def copy_op_handler(
     """
     name = types.absolute_unique_name(info.graph_, info.new_name(op.name))
     node_def = op.node_def
-    adapt_node(info, op, node_def)
+    op_copying.adapt_node(info, op, node_def)
     node_def.name = name
     if nodedef_fn is not None:
         node_def = nodedef_fn(node_def)
@@ -347,14 +335,14 @@ class Transformer:
             copy_shape = options.pop("copy_shape", False)
             nodedef_fn = options.pop("nodedef_fn", None)
             # An option that is left is unknown: the handler itself refuses it.
-            if not options and copy_ops_in_bulk(
+            if not options and op_copying.copy_ops_in_bulk(
                 info, outside, self._control_inputs_are_copied, nodedef_fn
             ):
                 if copy_shape:
                     for op, op_ in info.copied.items():
                         copy_shapes(op, op_)
                 return
-        transform_ops_one_by_one(info, outside, self.transform_op_handler)
+        op_copying.transform_ops_one_by_one(info, outside, self.transform_op_handler)
 
     def _transform_outside(self, info: TransformState, t: Tensor) -> Tensor:
         """Return the replacement of a tensor from outside; asked once for each."""
@@ -544,7 +532,7 @@ def copy_with_input_replacements(
     """
     view, dst_graph = _view_and_destination(sgv, dst_graph)
     replacements = _replacements(replacement_ts)
-    inputs = IdentitySet(view.inputs)
+    inputs = types.IdentitySet(view.inputs)
     for t in replacements:
         if t not in inputs:
             _logger.warning("'%s' is no input of %r: it is not replaced", t.name, view)
@@ -605,7 +593,7 @@ def graph_replace(
         types.require_tensor(t)
     replacements = _replacements(replacement_ts)
     replaced = list(replacements)
-    graph = conversions.graph_of_all([*targets, *replaced])
+    graph = selections.graph_of_all([*targets, *replaced])
     if graph is None:
         raise TransformError("no targets were given; pass the tensors to recompute")
     if dst_graph is None:

@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from geutil.batchnorm.fold_arithmetic import as_vector, constant, unrounded
+from geutil.batchnorm.build import as_vector, constant, unrounded
 
 A = np.random.default_rng(0).uniform(0.5, 2.0, (2, 3))
 B = np.random.default_rng(1).uniform(0.5, 2.0, 3)

@@ -13,8 +13,7 @@ import tensorflow as tf
 from geutil.batchnorm import fold_batch_norms
 from geutil.errors import MeasurementError
 from geutil.gradients import gradients
-from geutil.graph.placement import default_device, full_name
-from geutil.graph.runtime import uses_onednn
+from geutil.graph.runtime import default_device, full_name, uses_onednn
 from geutil.memory import measure, predict_by_device
 from geutil.memory.measurement.cluster import READ, READY, START_RESIDENT, Worker
 from geutil.memory.step_prediction import executed_step

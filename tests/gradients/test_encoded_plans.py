@@ -18,7 +18,7 @@ from geutil.gradients.budget_search import BudgetSearch
 from geutil.gradients.choices import AlwaysKept
 from geutil.gradients.encodings import Encoder, plan_encodings
 from geutil.gradients.step import build_step
-from geutil.memory.times import op_time
+from geutil.memory.costs import op_time
 from tests.gradients.checking import measured_peak, trace_network
 from tests.gradients.networks import convolutions, with_skips
 

@@ -14,7 +14,7 @@ from geutil.gradients import (
     gradients,
     last_report,
 )
-from geutil.graph.placement import kind_of
+from geutil.graph.runtime import kind_of
 from geutil.memory import Node, Program, predict, worst_case
 from geutil.memory.executor import simulate_with_copies
 from geutil.memory.step_prediction import executed_step

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.errors import ArgumentTypeError, PredictionError, SelectionError
-from geutil.graph.placement import places_of, tasks_of
+from geutil.graph.runtime import places_of, tasks_of
 from geutil.memory import Node, Program, predict, predict_by_device
 from geutil.memory.bounds import worst_of
 from geutil.memory.by_device import split

@@ -1,6 +1,6 @@
 """Steps on a GPU that is not there: its memory, by TensorFlow's registry and rules.
 
-The peaks of an H100 are in docs/measured.md; `tests/memory/test_allocator.py` compares
+The peaks of an H100 are in docs/measured.md; `tests/memory/test_buffers.py` compares
 chunks with those of TensorFlow's own allocator.
 """
 
@@ -25,9 +25,9 @@ from geutil.memory import (
     step_program,
     worst_case,
 )
-from geutil.memory.allocator import ALIGNMENT, Allocator
 from geutil.memory.bounds import simulate_side_by_side, worst_of
-from geutil.memory.program import Device
+from geutil.memory.buffers import ALIGNMENT
+from geutil.memory.program import Allocator, Device
 from geutil.memory.step_prediction import executed_step
 from geutil.sizes import size_text
 from tests.processes import run_python

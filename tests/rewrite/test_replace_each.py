@@ -4,9 +4,9 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil.errors import SelectionError, TransformError
+from geutil.graph.edits import Liveness
 from geutil.rewrite import Op, Rule, rewrite
-from geutil.rewrite.applying import replace_each
-from geutil.rewrite.liveness import Liveness
+from geutil.rewrite.driver import replace_each
 from tests.graph.building import snapshot
 from tests.settings import edges, evaluate, names
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil import errors
-from geutil.select.conversions import ListView
+from geutil.select.selections import ListView
 from tests import settings
 from tests.graph.building import snapshot
 from tests.select.samples import looking

@@ -490,9 +490,9 @@ def ops(
         scopes: tuple[str, ...] | None = None if scope is None else (scope,)
     else:
         graph = files.read_model(path, signature, values=False).graph
-        from geutil.select import names
+        from geutil.select import selections
 
-        scopes = names.scopes_meant([graph], scope)
+        scopes = selections.scopes_meant([graph], scope)
         listed = [
             (op.name, op.type, ", ".join(str(t.shape) for t in op.outputs))
             for op in graph.get_operations()

@@ -21,7 +21,7 @@ from geutil.graph import creation, functions, runtime
 from geutil.graph.function_calls import COMPILED
 from geutil.graph.op_types import MERGES
 from geutil.graph.protos import all_nodes
-from geutil.memory.measurement.jobs import (
+from geutil.memory.measurement import (
     CallJob,
     GraphJob,
     Job,
@@ -267,7 +267,7 @@ _STATUS = Path("/proc/self/status")
 
 
 Meter = Callable[[], int | None]
-"""Returns the highest growth in bytes since it was made, None where it is not told."""
+"""Returns the highest growth in bytes since it was made, None where it is not known."""
 
 
 def resident_meter() -> Meter:

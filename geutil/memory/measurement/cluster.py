@@ -22,20 +22,8 @@ from typing import Any, TextIO, cast
 import tensorflow as tf
 
 from geutil.errors import MeasurementError
-from geutil.graph.placement import Task, tasks_of
-from geutil.memory.measurement.child import (
-    Meter,
-    SessionStep,
-    allocator_meter,
-    environment_of,
-    has_compiled_calls,
-    initial_values,
-    resident_meter,
-    session_config,
-    sizes_of,
-    timed,
-)
-from geutil.memory.measurement.jobs import GraphJob, MeasureOptions
+from geutil.graph.runtime import Task, tasks_of
+from geutil.memory.measurement import GraphJob, MeasureOptions, child
 from geutil.memory.measurement.trace import timelines_by_device
 from geutil.memory.timeline import DeviceMeasurement, Measurement
 
@@ -118,7 +106,7 @@ def workers(
     job: GraphJob, options: MeasureOptions, folder: Path
 ) -> Iterator[tuple[str, dict[Task, Worker]]]:
     """Start the tasks of a job; yield the target of a Session, and the workers."""
-    config = session_config(job, options)
+    config = child.session_config(job, options)
     # All tasks are of this machine, and would take its GPU at once.
     config.device_count["GPU"] = 0
     for attempt in range(_TRIES):
@@ -139,17 +127,17 @@ def workers(
 
 def run(job: GraphJob, options: MeasureOptions, folder: Path) -> Measurement:
     """Measure the steps of a job on tasks of its own; once in a process."""
-    values = initial_values(job)
+    values = child.initial_values(job)
     with workers(job, options, folder) as (target, started):
-        step = SessionStep(job, options, values, target)
+        step = child.SessionStep(job, options, values, target)
         _tell(started, START_RESIDENT)
         step()
         _tell(started, START_ALLOCATOR)
-        seconds = tuple(timed(step) for _ in range(options.steps))
+        seconds = tuple(child.timed(step) for _ in range(options.steps))
         peaks = {task: one.ask(READ) for task, one in started.items()}
         metadata = step.trace()
         step.close()
-    timelines = timelines_by_device(metadata, job.op_types, sizes_of(job, values))
+    timelines = timelines_by_device(metadata, job.op_types, child.sizes_of(job, values))
     several = [tasks_of([name])[0] for name in timelines]
     rows = []
     for name, timeline in timelines.items():
@@ -166,8 +154,8 @@ def run(job: GraphJob, options: MeasureOptions, folder: Path) -> Measurement:
         resident_peak=_largest(found[1] for found in peaks.values()),
         timeline=fullest.timeline,
         seconds=seconds,
-        environment=environment_of(options, fullest.device),
-        partly_compiled=has_compiled_calls(job),
+        environment=child.environment_of(options, fullest.device),
+        partly_compiled=child.has_compiled_calls(job),
         devices=tuple(rows),
     )
 
@@ -195,14 +183,14 @@ def serve(setup_path: Path, job: str, task: int) -> Any:
 
 def answer(requests: Iterable[str], answers: TextIO) -> None:
     """Start and read meters, until there are no more requests."""
-    meters: dict[str, Meter] = {}
+    meters: dict[str, child.Meter] = {}
     _say(answers, [])
     for request in map(str.strip, requests):
         found: list[int | None] = []
         if request == START_RESIDENT:
-            meters[request] = resident_meter()
+            meters[request] = child.resident_meter()
         elif request == START_ALLOCATOR:
-            meters[request] = allocator_meter("CPU:0")
+            meters[request] = child.allocator_meter("CPU:0")
         else:
             for name in (START_ALLOCATOR, START_RESIDENT):
                 found.append(meters[name]() if name in meters else None)

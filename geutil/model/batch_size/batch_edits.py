@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph.call_graph import flat_body
 from geutil.graph.creation import new_graph
 from geutil.graph.op_types import NEXT_ITERATIONS
+from geutil.graph.protos import flat_body
 from geutil.graph.types import Tensor
 from geutil.graph.walks import (
     data_inputs,

@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 
 from geutil.errors import ModelError, TransformError, Words
-from geutil.graph import call_graph, op_types, shape_inference
+from geutil.graph import op_types, protos, shape_inference
 from geutil.graph.op_types import ENTERS, LOOPS, SWITCHES
 from geutil.graph.types import Tensor
 from geutil.graph.walks import control_references, node_name
@@ -259,7 +259,7 @@ def _through_calls(site: Site, active: tuple[str, ...]) -> list[Tensor] | None:
     if any(site.probing.grows(t) for t in site.operands):
         inner = [
             n
-            for n in call_graph.functions_of_attributes(site.node.attr)
+            for n in protos.functions_of_attributes(site.node.attr)
             if n in site.probing.library
         ]
         if inner:

@@ -33,6 +33,7 @@ import tensorflow as tf
 
 from geutil.errors import QuantizeError, Words
 from geutil.graph import adjacency, creation, functions, op_types
+from geutil.graph.edits import undone_on_error
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import closure
 from geutil.quantize.calibration.ranges import (
@@ -52,7 +53,6 @@ from geutil.quantize.calibration.rounding_targets import (
 from geutil.quantize.partial_copy import PartialCopy, Replace
 from geutil.quantize.planning.network import Edge, Network
 from geutil.quantize.spec import Range, with_stored_steps
-from geutil.rewrite.liveness import undone_on_error
 from geutil.select.networks.layers import Layer
 
 Array = np.ndarray[Any, Any]

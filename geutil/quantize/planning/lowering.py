@@ -23,6 +23,7 @@ from geutil.graph import op_types, replicas, types
 from geutil.graph.creation import Function, Stencils
 from geutil.graph.edits import (
     InputEdit,
+    Liveness,
     apply_edits,
     reader_edits,
     results_of,
@@ -37,8 +38,7 @@ from geutil.quantize.planning.network import (
     kernel_of,
     neutral_input,
 )
-from geutil.rewrite.applying import replace_each
-from geutil.rewrite.liveness import Liveness
+from geutil.rewrite.driver import replace_each
 from geutil.select.networks.batch_norms import is_layer_norm
 from geutil.select.networks.layers import Layer, scalar_value
 

@@ -19,19 +19,18 @@ from geutil.graph import (
     adjacency,
     creation,
     function_calls,
-    function_defs,
     op_types,
     replicas,
     runtime,
     types,
     v1_control_flow,
 )
+from geutil.graph.edits import Liveness
 from geutil.graph.types import Graph, IdentitySet, Operation, Tensor, is_reference
 from geutil.graph.walks import walk
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import Treatment
 from geutil.quantize.spec import BLOCK_MOVES, block_of
-from geutil.rewrite.liveness import Liveness
 from geutil.rewrite.matching import match
 from geutil.rewrite.rules.dropout import dropout_removal, noise_removal
 from geutil.select.networks.layers import (
@@ -468,8 +467,8 @@ class Network:
         # As the loop of `tf.map_fn` does. What the lists hold the graph does not say.
         if op.type not in BODIES or all(t.dtype != tf.variant for t in op.outputs):
             return False
-        names = function_defs.called_names([op.node_def])
-        bodies = (function_defs.definition_in(op.graph, name) for name in names)
+        names = function_calls.called_names([op.node_def])
+        bodies = (function_calls.definition_in(op.graph, name) for name in names)
         return any(
             node.op in int8_kernels.KERNELS
             and node.op not in int8_kernels.PASSING

@@ -46,6 +46,7 @@ import tensorflow as tf
 
 from geutil import tflite
 from geutil.graph import creation, op_types
+from geutil.graph.edits import Liveness
 from geutil.graph.types import Graph, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import walk
 from geutil.quantize.calibration.ranges import format_of_simulation, simulated_ends
@@ -53,7 +54,6 @@ from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning import network
 from geutil.quantize.planning.int8_kernels import COMPARISONS, DIVISIONS, FAKE_QUANT
 from geutil.quantize.spec import Range, nudged, step, with_zero
-from geutil.rewrite.liveness import Liveness
 from geutil.select.networks.layers import Origins, layer_of
 from geutil.tflite import LiteFile, LiteGraph, LiteTensor
 from geutil.tflite.parts import Array

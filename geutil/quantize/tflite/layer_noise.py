@@ -34,7 +34,7 @@ from geutil.quantize.planning.plan import plan_quantization
 from geutil.quantize.spec import QUANTIZE, QuantizeChoices, Range, nudged, step
 from geutil.quantize.tflite.converter_workarounds import read_instead
 from geutil.quantize.tflite.runner import Runner
-from geutil.select.names import LayerNames, with_layer
+from geutil.select.selections import LayerNames, with_layer
 from geutil.tflite import LiteFile, LiteTensor
 from geutil.tflite.kinds import BIASED
 from geutil.tflite.op_names import file_names, names_result, sources_of, spellings

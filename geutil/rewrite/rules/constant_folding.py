@@ -13,16 +13,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from geutil.graph import adjacency, call_graph, creation, op_types
+from geutil.graph import adjacency, creation, op_types, protos, types
 from geutil.graph.op_types import SWITCHES
-from geutil.graph.types import (
-    Graph,
-    Operation,
-    Tensor,
-    is_func_graph,
-    is_reference,
-    scope_basename,
-)
+from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import data_inputs
 from geutil.rewrite.matching import Match
 from geutil.rewrite.patterns import Any as AnyPattern
@@ -146,21 +139,21 @@ def _subgraph(
 
 
 def is_foldable(op: Operation) -> bool:
-    """Tell whether an op computes values, always the same, from values."""
+    """Return whether an op computes values, always the same, from values."""
     tensors = (*op.inputs, *op.outputs)
     return is_pure(op.op_def, op.node_def.attr) and not any(
-        is_reference(t) or t.dtype in (tf.resource, tf.variant) for t in tensors
+        types.is_reference(t) or t.dtype in (tf.resource, tf.variant) for t in tensors
     )
 
 
 def is_pure(op_def: Any, attributes: Any) -> bool:
-    """Tell whether an op of this signature, None if unknown, has no state."""
+    """Return whether an op of this signature, None if unknown, has no state."""
     # Random numbers by a seed depend on the device that draws them.
     return (
         op_def is not None
         and not op_def.is_stateful
         and not op_def.name.startswith("Stateless")
-        and not any(call_graph.functions_of_attributes(attributes))
+        and not any(protos.functions_of_attributes(attributes))
     )
 
 
@@ -195,7 +188,7 @@ def _fold(subgraph: _ConstantPart, root: Operation) -> Replaced:
     # Ops that waited for an op outside asked for an order, which the constants keep.
     with root.graph.control_dependencies([c for c in awaited if c not in members]):
         return [
-            tf.constant(value, tensor.dtype, name=scope_basename(root.name))
+            tf.constant(value, tensor.dtype, name=types.scope_basename(root.name))
             for tensor, value in zip(root.outputs, values, strict=True)
         ]
 
@@ -276,7 +269,7 @@ def dead_branch_folding() -> tuple[Rule, ...]:
 
 
 def is_true(value: np.ndarray) -> bool:
-    """Tell which way an If goes: scalars by their value, other tensors by their size.
+    """Return whether an If runs its first branch: scalars by value, others by size.
 
     Example:
         >>> import numpy as np
@@ -288,7 +281,7 @@ def is_true(value: np.ndarray) -> bool:
 
 
 def _runs_anyway(match: Match) -> str | None:
-    if match.root.type == "If" and is_func_graph(match.root.graph):
+    if match.root.type == "If" and types.is_func_graph(match.root.graph):
         return (
             "it has a state, and TensorFlow runs every op of a function that has one: "
             "the old If would go on running"

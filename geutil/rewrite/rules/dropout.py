@@ -6,13 +6,7 @@ import math
 
 import numpy as np
 
-from geutil.graph.op_types import (
-    ADDITIONS,
-    FAKE_QUANT,
-    NORMAL_DRAWS,
-    SELECTS,
-    UNIFORM_DRAWS,
-)
+from geutil.graph import op_types
 from geutil.graph.types import Tensor
 from geutil.rewrite.matching import Match
 from geutil.rewrite.patterns import Any, Const, Op, Optional, Pattern, constant_value
@@ -22,7 +16,7 @@ from geutil.select.networks.layers import scalar_value
 _ABOVE = frozenset({"Greater", "GreaterEqual"})
 _BELOW = frozenset({"Less", "LessEqual"})
 _DIVISIONS = frozenset({"DivNoNan", "RealDiv"})
-_FORWARDING = FAKE_QUANT | {"Identity", "StopGradient"}
+_FORWARDING = op_types.FAKE_QUANT | {"Identity", "StopGradient"}
 _TOLERANCE = 1e-2
 """How far scale * (1 - rate) may be from 1: half precision holds three digits."""
 
@@ -87,7 +81,7 @@ def _chosen(rate: Pattern, kept: Pattern, zero: Pattern) -> Pattern:
     keeps, drops = _decisions(rate)
 
     def select(mask: Pattern, first: Pattern, second: Pattern) -> Pattern:
-        return Op(SELECTS, _spread(mask), first, second)
+        return Op(op_types.SELECTS, _spread(mask), first, second)
 
     return select(keeps, kept, zero) | select(drops, zero, kept)
 
@@ -105,7 +99,7 @@ def _decisions(rate: Pattern) -> tuple[Pattern, Pattern]:
 
 
 def _floored(keep: Pattern) -> Pattern:
-    total = Op(ADDITIONS, keep, uniform(), commutative=True)
+    total = Op(op_types.ADDITIONS, keep, uniform(), commutative=True)
     return Op("Floor", seen_through(total))
 
 
@@ -183,9 +177,11 @@ def uniform() -> Pattern:
     """Return the pattern of random numbers, perhaps brought to an interval."""
     low = _constant("low")
     width = Op("Sub", _constant("high"), low) | _constant("width")
-    drawn = seen_through(Op(UNIFORM_DRAWS))
+    drawn = seen_through(Op(op_types.UNIFORM_DRAWS))
     stretched = seen_through(Optional(Op("Mul", drawn, width, commutative=True), drawn))
-    shifted = Optional(Op(ADDITIONS, stretched, low, commutative=True), stretched)
+    shifted = Optional(
+        Op(op_types.ADDITIONS, stretched, low, commutative=True), stretched
+    )
     cast = Op("Cast", shifted, where=lambda op: op.outputs[0].dtype.is_floating)
     return seen_through(Optional(cast))
 
@@ -240,7 +236,7 @@ def noise_removal() -> tuple[Rule, ...]:
     mask)) + b. Refused: normal noise whose mean is not zero, and alpha dropout whose
     constants do not keep mean and variance.
     """
-    noise = Op(ADDITIONS, Any("x"), _normal(), commutative=True)
+    noise = Op(op_types.ADDITIONS, Any("x"), _normal(), commutative=True)
     factor = Op("Mul", Any("x"), _normal(), commutative=True)
     return (
         Rule(noise, _input, lambda m: _off_mean(m, 0.0), "gaussian_noise"),
@@ -251,7 +247,7 @@ def noise_removal() -> tuple[Rule, ...]:
 
 def _normal() -> Pattern:
     """Return the pattern of normal numbers with constant mean and deviation."""
-    scaled = _times(seen_through(Op(NORMAL_DRAWS)), _plain("stddev"))
+    scaled = _times(seen_through(Op(op_types.NORMAL_DRAWS)), _plain("stddev"))
     return _plus(scaled, _plain("mean"))
 
 
@@ -260,7 +256,7 @@ def _alpha() -> Pattern:
     dropped = seen_through(Op("Sub", _plain("one"), mask))
     mixed = _plus(_times(Any("x"), mask), _times(_plain("p"), dropped))
     return Op(
-        ADDITIONS,
+        op_types.ADDITIONS,
         _times(_plain("a"), mixed),
         _plain("b"),
         commutative=True,
@@ -276,7 +272,7 @@ def _times(a: Pattern, b: Pattern) -> Pattern:
 
 
 def _plus(a: Pattern, b: Pattern) -> Pattern:
-    return seen_through(Op(ADDITIONS, a, b, commutative=True))
+    return seen_through(Op(op_types.ADDITIONS, a, b, commutative=True))
 
 
 def _off_mean(match: Match, expected: float) -> str | None:

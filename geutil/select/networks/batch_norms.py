@@ -108,7 +108,7 @@ def fused_in_training(op: Operation) -> FusedNorm | None:
 
 
 def is_layer_norm(op: Operation) -> bool:
-    """Tell whether a fused batch norm normalizes each example by itself."""
+    """Return whether a fused batch norm normalizes each example by itself."""
     # So tf_keras writes a layer norm: examples become the channels of a batch of one,
     # scaled by ones and shifted by zeros, as many as there are examples. No parameter
     # and no moving average has such a length, so no batch norm looks like this.
@@ -126,7 +126,7 @@ def is_layer_norm(op: Operation) -> bool:
 
 
 def _is_as_long_as_data(t: Tensor) -> bool:
-    """Tell whether a vector of one value has a length that is computed."""
+    """Return whether a vector of one value has a length that is computed."""
     if t.op.type != "Fill":
         return False
     behind = get_backward_walk_ops([t.op.inputs[0].op])
@@ -151,7 +151,7 @@ def behind_shaping(tensor: Tensor, passing: Collection[str] = SHAPING) -> Tensor
 
 
 def reduces_batch(op: Operation) -> bool:
-    """Tell whether an op reduces over the first axis, but not over all axes."""
+    """Return whether an op reduces over the first axis, but not over all axes."""
     # Where channels are one axis, `layers.is_statistic` asks for more: that all
     # axes but one are reduced.
     if op.type not in ("Mean", "Sum") or not is_constant(op.inputs[1]):
@@ -166,7 +166,7 @@ def reduces_batch(op: Operation) -> bool:
 
 
 def is_constant(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a constant, a few Identity ops looked through."""
+    """Return whether a tensor is a constant, a few Identity ops looked through."""
     return origin_of(tensor).type == "Const"
 
 
@@ -188,7 +188,7 @@ def _sums_batch(op: Operation) -> bool:
 
 
 def is_batch_moment(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a mean or variance over the batch."""
+    """Return whether a tensor is a mean or variance over the batch."""
     fused = fused_in_training(tensor.op)
     if fused is not None:
         return any(tensor is moment for moment in fused.moments)
@@ -428,7 +428,7 @@ class MovingStatistics:
         return [t for t in tensors if self._origins.of(t) is Origin.BATCH]
 
     def _is_root(self, t: Tensor) -> bool:
-        """Tell whether a statistic is taken of the data there."""
+        """Return whether a statistic is taken of the data there."""
         return fused_norm(t.op) is not None or any(
             self._origins.of(source) is None for source in self._origins.sources(t.op)
         )
@@ -622,7 +622,7 @@ def _linear_inputs(tensor: Tensor) -> list[Tensor]:
 
 
 def _is_scaled(value: Tensor) -> bool:
-    """Tell whether a value is a product or a sum of products: sums only count up."""
+    """Return whether a value is a product or a sum of products: sums only count up."""
     value = behind_shaping(value)
     return value.op.type == "Mul" or any(t.op.type == "Mul" for t in value.op.inputs)
 
@@ -640,7 +640,7 @@ def _average_of(update: Operation) -> MovingVariable | None:
 
 
 def _averages_itself(statistic: Tensor, handle: Tensor) -> bool:
-    """Tell whether a fused batch norm gives the new average, not the statistic."""
+    """Return whether a fused batch norm gives the new average, not the statistic."""
     fused = fused_norm(statistic.op)
     return fused is not None and any(
         t.op.type == "ReadVariableOp" and t.op.inputs[0] is handle for t in fused.given

@@ -119,12 +119,12 @@ def _is_path(data: Any) -> bool:
 
 
 def is_of_files(data: Any) -> bool:
-    """Tell whether data come from files, whose headers were checked, and told of."""
+    """Return whether data come from files, whose headers were checked and reported."""
     return _is_path(data) or isinstance(data, FileBatches)
 
 
 def _is_one(data: Any, inputs: Mapping[str, Any]) -> bool:
-    """Tell whether data is one batch."""
+    """Return whether data is one batch."""
     if isinstance(data, Mapping) or _is_array(data):
         return True
     if not isinstance(data, tuple) or not data:
@@ -251,7 +251,7 @@ class InputSeen:
 
 
 def _looks_unscaled(seen: InputSeen) -> bool:
-    """Tell whether values are those of images in bytes, with a mean near 127."""
+    """Return whether values are those of images in bytes, with a mean near 127."""
     is_byte = seen.low >= 0 and 128 < seen.high <= 255
     return is_byte and 64 <= seen.mean <= 191
 

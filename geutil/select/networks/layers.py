@@ -54,7 +54,7 @@ def constant_inputs(
 
 
 def _is_fed(op: Operation, is_parameter: IsParameter) -> bool:
-    """Tell whether an op makes numbers of no numbers; random ones are no input."""
+    """Return whether an op makes numbers of no numbers; random ones are no input."""
     if not _makes_numbers(op, is_parameter):
         return False
     computed = any(t.dtype.is_floating for t in op.inputs)
@@ -204,7 +204,7 @@ class Origins:
         return self._origins.get(op)
 
     def is_parameter(self, tensor: Tensor) -> bool:
-        """Tell whether a tensor depends on constants and variables only."""
+        """Return whether a tensor depends on constants and variables only."""
         return self.of(tensor) in (Origin.CONSTANT, Origin.VARIABLE)
 
     def spreads(self, tensor: Tensor) -> frozenset[Operation]:
@@ -296,7 +296,7 @@ def scalar_value(tensor: Tensor) -> float | None:
 
 
 def is_statistic(op: Operation) -> bool:
-    """Tell whether a reduction is over all axes of a batch but one."""
+    """Return whether a reduction is over all axes of a batch but one."""
     rank = op.inputs[0].shape.rank
     axes = reduced_axes(op)
     return rank is not None and axes is not None and len(axes) == rank - 1 and 0 in axes
@@ -401,7 +401,7 @@ def data_format(op: Operation) -> str:
 
 
 def is_by_groups(op: Operation) -> bool:
-    """Tell whether an op is a convolution of which no filter reads all channels."""
+    """Return whether an op is a convolution of which no filter reads all channels."""
     if op.type != "Conv2D":
         return op.type == "DepthwiseConv2dNative"
     data, kernel = op.inputs
@@ -498,7 +498,7 @@ def _einsum(op: Operation, origins: Origins) -> Layer | None:
 
 
 def _pads(op: Operation, rank: int) -> bool:
-    """Tell whether zeros may be read at the edges: not with 1x1 windows, or VALID."""
+    """Return whether zeros may be read at the edges: not with 1x1 windows, or VALID."""
     padding = op.get_attr("padding").decode()
     if padding == "VALID":
         return False

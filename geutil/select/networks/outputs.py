@@ -224,7 +224,7 @@ class Motion:
     infinite: int = 0
 
     def proves(self, rtol: float = RTOL, atol: float = ATOL) -> bool:
-        """Tell whether the output moves by more than the tolerances allow."""
+        """Return whether the output moves by more than the tolerances allow."""
         # One sample has nothing to move from, so that nothing is known.
         return self.samples < 2 or self.varies > atol + rtol * self.largest
 

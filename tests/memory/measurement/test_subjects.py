@@ -12,8 +12,8 @@ from tensorflow.python.framework.function import Defun
 
 from geutil.errors import ArgumentTypeError, MeasurementError
 from geutil.memory import measure
+from geutil.memory.measurement import GraphJob, MeasureOptions, job_of
 from geutil.memory.measurement.child import FunctionStep, SessionStep, initial_values
-from geutil.memory.measurement.jobs import GraphJob, MeasureOptions, job_of
 from tests.memory.refusals import refused
 from tests.settings import evaluate
 

@@ -5,8 +5,12 @@ import itertools
 import pytest
 import tensorflow as tf
 
-from geutil.graph import function_defs
-from geutil.graph.function_defs import readable_name, unused_name, with_unique_functions
+from geutil.graph import function_calls
+from geutil.graph.function_calls import (
+    readable_name,
+    unused_name,
+    with_unique_functions,
+)
 
 _numbers = itertools.count()
 SPEC = tf.TensorSpec([2])
@@ -49,10 +53,10 @@ def test_functions_that_nothing_holds_are_forgotten(monkeypatch):
     with tf.Graph().as_default() as graph:
         tf.import_graph_def(held)
     names = {*names_in(gone), *names_in(held)}
-    assert names <= function_defs._known.keys()
-    monkeypatch.setattr(function_defs, "_SLACK", -len(function_defs._known))
+    assert names <= function_calls._known.keys()
+    monkeypatch.setattr(function_calls, "_SLACK", -len(function_calls._known))
     with_unique_functions(other)
-    assert names & function_defs._known.keys() == set(names_in(held))
+    assert names & function_calls._known.keys() == set(names_in(held))
     assert graph._is_function(*names_in(held))
 
 

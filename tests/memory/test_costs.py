@@ -10,15 +10,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.gradients import Budget, explain
-from geutil.memory.read import calls_of
-from geutil.memory.sizes import negligible_bytes, tensor_bytes, tensor_elements
-from geutil.memory.times import (
+from geutil.memory.costs import (
     measured_times,
     multiply_adds,
+    negligible_bytes,
     op_time,
     op_times,
     raw_call,
+    tensor_bytes,
+    tensor_elements,
 )
+from geutil.memory.read import calls_of
 from tests.gradients.graphs import chain_loss
 
 v1 = tf.compat.v1

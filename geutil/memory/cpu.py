@@ -29,8 +29,7 @@ import tensorflow as tf
 
 from geutil.graph.op_types import FORWARDING, MERGES, SWITCHES, types_in
 from geutil.graph.runtime import uses_onednn
-from geutil.graph.types import Operation, Tensor, dims_of
-from geutil.memory.sizes import bytes_of_shape, dtype_bytes
+from geutil.graph.types import Operation, Tensor, bytes_of_shape, dims_of, dtype_bytes
 
 Pairs = Sequence[tuple[int, int]]
 """Pairs of places, of an output and of an input."""

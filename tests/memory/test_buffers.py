@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.memory import Node, Program, simulate
-from geutil.memory.allocator import ALIGNMENT, Allocator, Chunks, replay
-from geutil.memory.program import Device
+from geutil.memory.buffers import ALIGNMENT, Chunks, replay
+from geutil.memory.program import Allocator, Device
 from tests.processes import run_python
 
 MB = 1 << 20
@@ -102,7 +102,8 @@ def test_a_program_on_a_device_of_chunks_takes_whole_ones():
 EAGER = """
 import json, random
 import tensorflow as tf
-from geutil.memory.allocator import Allocator, Chunks
+from geutil.memory.program import Allocator
+from geutil.memory.buffers import Chunks
 
 def in_use():
     return tf.config.experimental.get_memory_info("CPU:0")["current"]

@@ -15,8 +15,8 @@ from tensorflow.core.framework import function_pb2
 from tensorflow.python.framework import function_def_to_graph
 
 from geutil.errors import GeutilError, TransformError
-from geutil.graph import call_graph
-from geutil.graph.call_graph import flat_body, needs_first, on_cycles
+from geutil.graph import protos
+from geutil.graph.protos import flat_body, needs_first, on_cycles
 from tests.model.mutations import mutate
 
 VECTOR = tf.TensorSpec([4], tf.float32)
@@ -329,10 +329,10 @@ def test_functions_of_attributes_and_their_new_names():
     node.attr["text"].s = b"no_function"
     for name in ("two", "", "two", "three"):
         node.attr["list"].list.func.add(name=name)
-    found = call_graph.functions_of_attributes(node.attr)
+    found = protos.functions_of_attributes(node.attr)
     assert sorted(found) == ["one", "three", "two", "two"]
-    call_graph.rename_functions(node, {"one": "1", "two": "2"})
-    found = call_graph.functions_of_attributes(node.attr)
+    protos.rename_functions(node, {"one": "1", "two": "2"})
+    found = protos.functions_of_attributes(node.attr)
     assert sorted(found) == ["1", "2", "2", "three"]
 
 
@@ -340,7 +340,7 @@ def test_functions_that_attributes_of_functions_name():
     node = tf.compat.v1.NodeDef(op="f")
     node.attr["one"].func.name = "outer"
     node.attr["one"].func.attr["in"].list.func.add(name="inner")
-    found = call_graph.names_of_functions(node)
+    found = protos.names_of_functions(node)
     assert list(found) == ["f", "outer", "inner"]
-    call_graph.rename_called(node, {"f": "g", "inner": "new"})
-    assert list(call_graph.names_of_functions(node)) == ["g", "outer", "new"]
+    protos.rename_called(node, {"f": "g", "inner": "new"})
+    assert list(protos.names_of_functions(node)) == ["g", "outer", "new"]

@@ -9,10 +9,9 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from geutil.graph.placement import RegisteredKernel, kernel_of
-from geutil.graph.types import Operation, Tensor, dims_of
-from geutil.memory.kernels.cpu import DimsOf, Pairs
-from geutil.memory.sizes import bytes_of_shape
+from geutil.graph.runtime import RegisteredKernel, kernel_of
+from geutil.graph.types import Operation, Tensor, bytes_of_shape, dims_of
+from geutil.memory.cpu import DimsOf, Pairs
 
 _KIND = "GPU"
 _CPU = "CPU:"

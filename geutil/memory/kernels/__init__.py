@@ -1,1 +1,0 @@
-"""Kernels of TensorFlow: the buffers that ops make, share and need, by device."""
