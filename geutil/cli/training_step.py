@@ -23,7 +23,8 @@ from geutil.gradients.api import BUDGETS, plans_within_time
 from geutil.graph.creation import capture
 from geutil.memory import Timeline
 from geutil.memory.bounds import has_solver, worst_of
-from geutil.memory.executor import typical, with_onednn
+from geutil.memory.executor import typical
+from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.step_prediction import (
     FIRST,
     BatchFit,

@@ -51,10 +51,11 @@ from geutil.graph import (
 )
 from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import closure
-from geutil.memory import costs, cpu, executor
+from geutil.memory import costs
 from geutil.memory.buffers import Simulation
 from geutil.memory.costs import tensor_bytes
 from geutil.memory.executor import simulate_with_copies
+from geutil.memory.kernels import cpu, onednn
 from geutil.memory.program import Node, Program
 from geutil.memory.read import ITERATIONS, calls_of, equal_constants, read_ops
 from geutil.memory.schedule import OrderPlan, negligible_size, plan_order
@@ -505,7 +506,7 @@ def order_step(
     )
     queues = _queues(ops)
     program = program.with_queues([queues.get(op) for op in ops])
-    groups = executor.fused_groups(program)
+    groups = onednn.fused_groups(program)
     places: dict[int, int] = {}
 
     @cache
@@ -516,7 +517,7 @@ def order_step(
             places[number] = place
         return place is not None
 
-    fused = executor.with_groups_fused(program, groups)
+    fused = onednn.with_groups_fused(program, groups)
     number_of = {ops[i]: n for n, group in enumerate(groups) for i in group}
     later = {
         number_of[start]: [number_of[end] for end in ends if end in number_of]

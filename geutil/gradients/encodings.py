@@ -36,8 +36,8 @@ from geutil.gradients.step import (
 )
 from geutil.graph import adjacency, creation, op_types, state, types, v1_control_flow
 from geutil.graph.types import IdentityMap, IdentitySet, Operation, Tensor
-from geutil.memory import cpu
 from geutil.memory.costs import tensor_bytes, tensor_elements
+from geutil.memory.kernels import cpu
 
 # Names of kept forms of a tensor, see `EncodedTensor`.
 _MASK, _PLACES, _PART, _SHAPE, _NOTHING = "mask", "places", "part", "shape", "nothing"

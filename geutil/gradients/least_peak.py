@@ -30,7 +30,7 @@ from geutil.graph import runtime
 from geutil.graph.op_types import SUMS
 from geutil.graph.types import Operation, Tensor
 from geutil.memory.costs import multiply_adds, tensor_bytes, tensor_elements
-from geutil.memory.cpu import aliases
+from geutil.memory.kernels.cpu import aliases
 
 NEVER = 1 << 44
 """More than there is; even thousands of these can be added up."""

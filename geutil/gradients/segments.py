@@ -36,8 +36,8 @@ from geutil.graph.walks import DisjointSets, closure
 from geutil.memory import schedule
 from geutil.memory.buffers import Simulation
 from geutil.memory.costs import known_dims, negligible_bytes, tensor_bytes
-from geutil.memory.cpu import is_held
 from geutil.memory.executor import SEEDS, simulate, typical
+from geutil.memory.kernels.cpu import is_held
 from geutil.memory.program import Node, Program
 from geutil.memory.read import equal_constants, read_ops
 

@@ -27,8 +27,8 @@ from geutil.graph import (
 from geutil.graph.op_types import types_in
 from geutil.graph.types import IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import closure
-from geutil.memory import cpu
 from geutil.memory.costs import Times, op_times
+from geutil.memory.kernels import cpu
 from geutil.memory.read import Called, calls_of
 from geutil.select.walks import get_backward_walk_ops
 

@@ -36,7 +36,8 @@ from geutil.memory.buffers import (
     live_tensor,
     rounded_up,
 )
-from geutil.memory.executor import SEEDS, execution_order, simulate, with_onednn
+from geutil.memory.executor import SEEDS, execution_order, simulate
+from geutil.memory.kernels.onednn import with_onednn
 from geutil.memory.program import Program
 from geutil.memory.step_prediction import executed_step
 from geutil.memory.timeline import LiveTensor, largest_lines

@@ -17,6 +17,7 @@ from geutil.memory import executor
 from geutil.memory.bounds import THREADS, WorstCase, check_threads, worst_of
 from geutil.memory.buffers import Simulation
 from geutil.memory.costs import tensor_bytes
+from geutil.memory.kernels import onednn
 from geutil.memory.program import Node, Program
 from geutil.memory.read import constant_bytes, variable_bytes
 from geutil.memory.step_prediction import Step, executed_step, fetches_of, step_program
@@ -381,7 +382,7 @@ def _worst_cases(
     parts: Split, names: Sequence[str], threads: int | None
 ) -> dict[int, WorstCase]:
     """Return the most that each device can hold, by number."""
-    program = executor.with_onednn(parts.program)
+    program = onednn.with_onednn(parts.program)
     devices = parts.numbers(program)
     found = {}
     for number in range(len(names)):
@@ -395,7 +396,7 @@ def _timelines(step: Step, parts: Split, names: Sequence[str]) -> list[Timeline]
     """Return the timeline of each device, of the order that has its median peak."""
     runs: list[list[Timeline]] = [[] for _ in names]
     for seed in range(executor.SEEDS):
-        program = executor.with_onednn(parts.program, seed)
+        program = onednn.with_onednn(parts.program, seed)
         devices = parts.numbers(program)
         run = executor.simulate(program, executor.joint_order(program, devices, seed))
         whole = run.timeline()

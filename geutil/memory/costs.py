@@ -40,7 +40,7 @@ from geutil.graph.op_types import SHAPE_READERS, types_in
 from geutil.graph.state import slot
 from geutil.graph.types import GivenShapes, Graph, MutableIdentityMap, Operation, Tensor
 from geutil.graph.walks import closure, data_inputs, tensor_name
-from geutil.memory import cpu
+from geutil.memory.kernels import cpu
 
 Dims: TypeAlias = tuple[int | None, ...]
 

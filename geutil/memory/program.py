@@ -87,7 +87,7 @@ class Node(NamedTuple):
             input's buffer if the sizes are equal and nothing else will read it.
         temporary: the bytes that it holds only while it runs.
         packed: the bytes that its kernel takes outside TensorFlow's allocator while it
-            runs (`geutil.memory.cpu.packed_bytes`).
+            runs (`geutil.memory.kernels.cpu.packed_bytes`).
         surge: the further bytes that it may hold under a bad schedule: more iterations
             of a loop at once.
         cheap: whether the executor runs it at once, instead of handing it to a thread.

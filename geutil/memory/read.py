@@ -25,10 +25,10 @@ from geutil.graph import (
 from geutil.graph.function_calls import LoopBody, Loops, source_of
 from geutil.graph.runtime import has_kernels, kind_of, planned_for, uses_onednn
 from geutil.graph.types import Graph, Operation, Tensor
-from geutil.memory import cpu, gpu
 from geutil.memory.costs import UNKNOWN, Shapes, op_time
-from geutil.memory.cpu import CHEAP, HELD, DimsOf, Pairs
 from geutil.memory.executor import simulate
+from geutil.memory.kernels import cpu, gpu
+from geutil.memory.kernels.cpu import CHEAP, HELD, DimsOf, Pairs
 from geutil.memory.program import Allocator, Device, Node, Program
 
 _SizeOf = Callable[[Tensor], int]

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from geutil.memory import cpu
-from geutil.memory.cpu import runs_in_onednn, temporary_bytes
+from geutil.memory.kernels import cpu
+from geutil.memory.kernels.cpu import runs_in_onednn, temporary_bytes
 from tests.memory.tracing import trace
 
 IMAGES = [4, 32, 32, 16]

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from geutil.memory import cpu
+from geutil.memory.kernels import cpu
 from tests.processes import run_python
 from tests.thorough import chosen, thorough
 

@@ -11,7 +11,6 @@ from geutil.graph.runtime import uses_onednn
 from geutil.memory import (
     bytes_of,
     execution_order,
-    executor,
     measure,
     predict,
     predict_by_device,
@@ -19,6 +18,7 @@ from geutil.memory import (
     step_program,
     worst_case,
 )
+from geutil.memory.kernels import onednn
 from tests.memory.networks import NETWORKS, attention, residual, training_step, unet
 from tests.memory.refusals import refused
 from tests.memory.tracing import order_of, peak_of, trace, traced_peaks
@@ -39,7 +39,7 @@ def meets(predicted, traced):
 
 
 def with_onednn(program, seed=0):
-    return executor.with_onednn(program, seed) if uses_onednn() else program
+    return onednn.with_onednn(program, seed) if uses_onednn() else program
 
 
 @pytest.mark.parametrize(

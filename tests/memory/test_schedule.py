@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from geutil.errors import PredictionError
 from geutil.memory import Node, Program, execution_order, simulate
 from geutil.memory.buffers import buffers_of
-from geutil.memory.executor import fused_groups, with_groups_fused
+from geutil.memory.kernels.onednn import fused_groups, with_groups_fused
 from geutil.memory.schedule import (
     frugal_order,
     negligible_size,

@@ -26,7 +26,8 @@ import tensorflow as tf
 
 from geutil.graph.op_types import types_in
 from geutil.graph.walks import walk
-from geutil.memory import cpu, program
+from geutil.memory import program
+from geutil.memory.kernels import cpu
 from geutil.memory.timeline import TRACE, LiveTensor, Moment, Timeline
 
 # The end of the label of a transfer's record.

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from geutil.graph.runtime import RegisteredKernel, kernel_of
 from geutil.graph.types import Operation, Tensor, bytes_of_shape, dims_of
-from geutil.memory.cpu import DimsOf, Pairs
+from geutil.memory.kernels.cpu import DimsOf, Pairs
 
 _KIND = "GPU"
 _CPU = "CPU:"

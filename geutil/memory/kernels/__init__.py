@@ -1,0 +1,1 @@
+"""Kernels of TensorFlow: the buffers that ops make, share and need, by device."""
