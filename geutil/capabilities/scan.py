@@ -297,7 +297,8 @@ def _powers_of_file(file: Path) -> tuple[list[Power], int]:
     if file.suffix == ".meta":
         with wire.mapped(file) as buffer:
             proto_files.check_binary(buffer, file, META_GRAPH)
-            return _MetaGraph(buffer, (0, len(buffer)), file.parent).told()
+            with proto_files.named_in_errors(file):
+                return _MetaGraph(buffer, (0, len(buffer)), file.parent).told()
     with proto_files.graph_def_bytes(file) as buffer:
         return _of_graph(buffer, (0, len(buffer)))
 

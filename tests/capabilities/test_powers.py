@@ -381,6 +381,21 @@ def test_a_file_that_ends_the_process_is_refused(tmp_path, monkeypatch):
     assert list(whole.outputs) == ["code"]
 
 
+@pytest.mark.parametrize("name", ["net.pb", "net.meta"])
+def test_a_damaged_file_is_named(tmp_path, name):
+    # A node whose name would be longer than the file.
+    node = b"\x0a\x03\x0a\x7fa"
+    with tf.Graph().as_default() as graph:
+        tf.constant(1.0)
+        meta = tf1.train.export_meta_graph().SerializeToString()
+    data = meta + bytes([0x12, len(node)]) + node
+    if name == "net.pb":
+        data = graph.as_graph_def().SerializeToString() + node
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(ModelError, match=rf"/{name}': truncated or damaged protobuf"):
+        powers(tmp_path / name)
+
+
 def test_a_saver_writes_below_the_path_that_it_is_passed():
     constants = {"part": b"_temp/part", "above": b"/../elsewhere"}
     for pieces, is_within in (

@@ -303,11 +303,14 @@ def saved_model_bytes(folder: Path) -> Iterator[Buffer]:
 def graph_def_bytes(file: Path) -> Iterator[Buffer]:
     """Map a file with a GraphDef into memory; a text form is parsed whole."""
     if file.suffix in (".pbtxt", ".txt"):
-        yield read_graph_def(file).SerializeToString()
+        data = read_graph_def(file).SerializeToString()
+        with named_in_errors(file):
+            yield data
         return
     with wire.mapped(file) as buffer:
         check_binary(buffer, file, GRAPH_DEF)
-        yield buffer
+        with named_in_errors(file):
+            yield buffer
 
 
 def select_meta_graph(
@@ -446,7 +449,7 @@ def inspect_graphs(
 
 def _inspect_file(file: Path) -> Inspection:
     partial_inspection = Inspection(GRAPH_DEF, file, bytes_total=file.stat().st_size)
-    with graph_def_bytes(file) as buffer, named_in_errors(file):
+    with graph_def_bytes(file) as buffer:
         return _with_graph(partial_inspection, buffer, (0, len(buffer)))
 
 

@@ -19,7 +19,13 @@ from geutil.graph.keras_calls import LayerCall
 from geutil.graph.types import Graph, Tensor
 from geutil.graph.walks import node_name
 from geutil.model.files.keras_files import inspect_keras, refuse_code, without_values
-from geutil.model.programs import Ancestor, ModelProgram, SharedState, nodes_by_name
+from geutil.model.programs import (
+    Ancestor,
+    ModelProgram,
+    SharedState,
+    nodes_by_name,
+    set_constant,
+)
 
 CONSTANT_LIMIT = 64 * 2**20
 """Captured values of at most so many bytes become constants of the graph."""
@@ -157,11 +163,7 @@ def _small_values_as_constants(
         if node is None or not _is_small_value(external):
             remaining[name] = external
             continue
-        proto = tf.make_tensor_proto(external.numpy(), dtype=external.dtype)
-        node.op = "Const"
-        node.ClearField("attr")
-        node.attr["dtype"].type = external.dtype.as_datatype_enum
-        node.attr["value"].tensor.CopyFrom(proto)
+        set_constant(node, node.name, external)
     return remaining
 
 
