@@ -12,6 +12,7 @@ import sys
 import tempfile
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,8 @@ Work = Callable[[], Any]
 WORKS: dict[str, Callable[[Case], Work]] = {
     "backward walk": lambda case: _walk(ge.get_backward_walk_ops, case.sinks()),
     "forward walk": lambda case: _walk(ge.get_forward_walk_ops, case.sources()),
-    "make_view": lambda case: lambda: ge.make_view(case.graph),
+    # Looked up before the peak is measured: the name imports the modules behind it.
+    "make_view": lambda case: partial(ge.make_view, case.graph),
 }
 
 
