@@ -5,6 +5,8 @@ Types of version 1 (`RefEnter`, `Variable`) stand beside those that took their p
 
 from __future__ import annotations
 
+from functools import cache
+
 
 def types_in(names: str) -> frozenset[str]:
     """Return the types of ops that a text names."""
@@ -169,6 +171,7 @@ _RANDOM = ("Multinomial", "Parameterized", "Random", "Stateless", "Truncated")
 _DRAWN = ("Binomial", "Gamma", "Multinomial", "Normal", "Poisson", "Shuffle", "Uniform")
 
 
+@cache
 def is_random(kind: str) -> bool:
     """Return whether ops of a type draw random numbers."""
     if kind in RANDOM_STATE:

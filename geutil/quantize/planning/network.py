@@ -325,6 +325,8 @@ def noise_ops(ops: Iterable[Operation], origins: Origins) -> set[Operation]:
         if op.type in DATA_SLOTS:
             continue
         draws = op_types.is_random(op.type)
+        if not draws and not any(t.op in noise for t in op.inputs):
+            continue
         # Integers are seeds, shapes and places, unless integers are made of them.
         counts = not draws and any(t.dtype.is_integer for t in op.outputs)
         sources = [
