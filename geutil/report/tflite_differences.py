@@ -12,8 +12,7 @@ from geutil.graph.walks import walk_by_identity
 from geutil.report.graphs import Subject, called_functions
 from geutil.report.page import Row, Rows
 from geutil.report.tflite_nodes import FileSubject, listed_lines, precision_lines
-from geutil.tflite.kernels import is_step
-from geutil.tflite.matches import Ends, Matching, match
+from geutil.tflite.matches import Ends, Matching, is_step, match
 from geutil.tflite.op_names import UniqueNames, file_names
 from geutil.tflite.precision import computes_in_float, is_quantized
 

@@ -23,7 +23,6 @@ import numpy as np
 
 from geutil.quantize.tflite.stored_weights import LeftInFloat
 from geutil.tflite.file import LiteFile
-from geutil.tflite.kernels import CONVERSIONS
 from geutil.tflite.kinds import (
     BIASED,
     FIXED_SCALE,
@@ -33,6 +32,7 @@ from geutil.tflite.kinds import (
     Kind,
     StepRule,
 )
+from geutil.tflite.matches import CONVERSIONS
 from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor, Quantization
 from geutil.tflite.precision import version_of
 from geutil.tflite.type_changes import set_end
