@@ -32,13 +32,14 @@ from geutil.tflite.shapes import (
     Case,
     Known,
     Shape,
+    computed,
     constant,
+    listed,
     merged,
     output_shapes,
     places_of_slice,
     volume,
 )
-from geutil.tflite.size_folds import computed, listed
 
 Resize = Literal["scale", "keep"]
 _PROBE = 7
