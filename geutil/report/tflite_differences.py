@@ -12,9 +12,9 @@ from geutil.graph.walks import walk_by_identity
 from geutil.report.graphs import Subject, called_functions
 from geutil.report.page import Row, Rows
 from geutil.report.tflite_nodes import FileSubject, listed_lines, precision_lines
+from geutil.tflite.kinds import computes_in_float, is_quantized
 from geutil.tflite.matches import Ends, Matching, is_step, match
 from geutil.tflite.op_names import UniqueNames, file_names
-from geutil.tflite.precision import computes_in_float, is_quantized
 
 SAME, ADDED, REMOVED, FUSED = 0, 1, 2, 5
 """The fate of an op, as the viewer numbers it."""

@@ -15,13 +15,13 @@ from geutil.formats import TFLITE_SUFFIX
 from geutil.model.files.inspection import read_tflite
 from geutil.report.page import Row, Rows
 from geutil.tflite import LiteFile, LiteGraph, LiteOp, LiteSignature, LiteTensor
-from geutil.tflite.op_names import UniqueNames, op_names, sources_of
-from geutil.tflite.precision import (
+from geutil.tflite.kinds import (
     by_count,
     computes_in_float,
     is_quantized,
     precision_of,
 )
+from geutil.tflite.op_names import UniqueNames, op_names, sources_of
 
 _INPUT, _CONSTANT, _VARIABLE = "INPUT", "CONST", "VARIABLE"
 NO_OPS = (_INPUT, _CONSTANT, _VARIABLE)

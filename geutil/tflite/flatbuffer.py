@@ -21,6 +21,12 @@ from flatbuffers import number_types
 
 from geutil.errors import GeutilError, TFLiteError
 from geutil.tflite.arguments import check_text
+from geutil.tflite.kinds import (
+    RUNTIME,
+    runtime_entry,
+    runtime_named,
+    runtime_needed,
+)
 from geutil.tflite.parts import (
     Array,
     Buffer,
@@ -33,12 +39,6 @@ from geutil.tflite.parts import (
     Quantization,
     copied_record,
     text,
-)
-from geutil.tflite.precision import (
-    RUNTIME,
-    runtime_entry,
-    runtime_named,
-    runtime_needed,
 )
 from geutil.tflite.schema import (
     CUSTOM,

@@ -17,7 +17,7 @@ from geutil.tflite import effects, looking, making, resizing
 from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import FilePart, assembled, drop_unused
 from geutil.tflite.effects import resource_of
-from geutil.tflite.kinds import have_equal_steps
+from geutil.tflite.kinds import RUNTIME, have_equal_steps
 from geutil.tflite.looking import GraphLike, OpLike, OpsLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     Buffer,
@@ -28,7 +28,6 @@ from geutil.tflite.parts import (
     LiteSignature,
     LiteTensor,
 )
-from geutil.tflite.precision import RUNTIME
 from geutil.tflite.type_changes import conversion, move_ends
 from geutil.tflite.verify import check_fits
 

@@ -25,7 +25,7 @@ from geutil.errors import TFLiteError, Words
 from geutil.tflite import effects, looking
 from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import drop_unused
-from geutil.tflite.kinds import STEPPED, limits, one_step
+from geutil.tflite.kinds import STEPPED, limits, one_step, version_of
 from geutil.tflite.looking import GraphLike
 from geutil.tflite.numbers import Stored, numbers
 from geutil.tflite.parts import (
@@ -37,7 +37,6 @@ from geutil.tflite.parts import (
     LiteTensor,
     Quantization,
 )
-from geutil.tflite.precision import version_of
 
 Choices = Mapping[str, Sequence[str]]
 Types = str | Mapping[str, str] | None

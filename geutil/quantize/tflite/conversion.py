@@ -36,8 +36,8 @@ from geutil.quantize.tflite.stored_weights import (
     store_weights,
 )
 from geutil.select.networks.layers import Origins, layer_of
+from geutil.tflite.kinds import name_runtime, slow_ops
 from geutil.tflite.op_names import file_names
-from geutil.tflite.precision import name_runtime, slow_ops
 from geutil.tflite.type_changes import End, set_types
 
 Types = str | Mapping[str, str] | None

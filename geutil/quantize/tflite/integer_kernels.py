@@ -31,10 +31,10 @@ from geutil.tflite.kinds import (
     OTHER,
     Kind,
     StepRule,
+    version_of,
 )
 from geutil.tflite.matches import CONVERSIONS
 from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor, Quantization
-from geutil.tflite.precision import version_of
 from geutil.tflite.type_changes import set_end
 
 _SAME = 1e-5

@@ -45,9 +45,9 @@ from geutil.quantize.spec import (
 )
 from geutil.tflite import LiteGraph, LiteOp, LiteTensor, Quantization
 from geutil.tflite.interpreter import runtime_name, runtime_version
+from geutil.tflite.kinds import version_of
 from geutil.tflite.op_names import called, sources_of
 from geutil.tflite.parts import Array
-from geutil.tflite.precision import version_of
 from geutil.tflite.schema import knows_blocks
 
 
