@@ -85,7 +85,7 @@ def view(
     files.check_page(page, force)
     # The page of a file alone needs no TensorFlow.
     if len(paths) == 1 and files.is_lite(paths[0]) and not held:
-        from geutil.report.file_page import view_file
+        from geutil.report.tflite_nodes import view_file
 
         title = paths[0].absolute().name
         files.write_page(page, lambda: view_file(paths[0], title))
@@ -180,7 +180,7 @@ def diff(
     ours = files.read_drawn(path, signature)
     theirs = files.read_drawn(other, signature)
     from geutil import report
-    from geutil.report.file_page import diff_files
+    from geutil.report.differences import diff_files
 
     difference = report.difference(ours, theirs)
     if html is not None:
