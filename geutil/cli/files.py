@@ -118,12 +118,12 @@ def check_source(path: Path) -> None:
 
 
 def is_lite(path: Path) -> bool:
-    """Tell whether a path is that of a TFLite file, by its name."""
+    """Return whether a path is that of a TFLite file, by its name."""
     return path.is_file() and path.suffix.lower() == TFLITE_SUFFIX
 
 
 def is_text(path: Path) -> bool:
-    """Tell whether a model is written as text, which TensorFlow parses."""
+    """Return whether a model is written as text, which TensorFlow parses."""
     if path.is_dir():
         names = ("saved_model.pb", "saved_model.pbtxt")
         return [(path / name).exists() for name in names] == [False, True]
@@ -198,7 +198,7 @@ def _no_signature(path: Path, signature: str, known: list[str]) -> CommandError:
 
 
 def _read_links(path: Path) -> None:
-    """Let the weights of a file be read by a process that needs no TensorFlow."""
+    """Read the weights of a file in a process that needs no TensorFlow."""
     # `open` asks again, and gets what was found; then no copy of this process is safe.
     from geutil.model import powers
 

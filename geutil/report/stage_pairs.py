@@ -75,7 +75,7 @@ class DrawnStage:
 
 
 def simulates_quantization(value: object) -> bool:
-    """Tell whether a value is a model with FakeQuant ops."""
+    """Return whether a value is a model with FakeQuant ops."""
     return isinstance(value, Model) and any(
         op.type in FAKE_QUANT for op in value.reached_ops()
     )

@@ -105,7 +105,7 @@ class FileSubject:
 
 
 def is_file(value: object) -> bool:
-    """Tell whether a value is a TFLite file: its path, or its bytes."""
+    """Return whether a value is a TFLite file: its path, or its bytes."""
     if isinstance(value, bytes | bytearray):
         return True
     if not isinstance(value, str | os.PathLike):

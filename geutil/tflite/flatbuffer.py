@@ -423,7 +423,7 @@ def _named(names: Mapping[int, str], number: int, what: str) -> str:
 
 
 def _is_tflite(blob: bytes) -> bool:
-    """Tell whether bytes are a TFLite file."""
+    """Return whether bytes are a TFLite file."""
     return bytes(blob[4:8]) == IDENTIFIER
 
 

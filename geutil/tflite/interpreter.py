@@ -26,7 +26,7 @@ import copy
 import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from importlib import import_module, metadata
 from typing import Any, Literal, NamedTuple
@@ -36,6 +36,7 @@ import numpy as np
 from geutil.errors import PlanError
 from geutil.tflite.effects import calls_others, dependencies, keeps_order
 from geutil.tflite.file import LiteFile
+from geutil.tflite.kinds import NO_NUMBERS
 from geutil.tflite.parts import LiteGraph, LiteOp, LiteTensor
 
 
@@ -95,8 +96,6 @@ ALIGNMENT = 64
 """The interpreter starts tensors at multiples of so many bytes."""
 _UNKNOWN = -1
 """The address of a scalar."""
-_OUTSIDE = frozenset(("resource", "string", "variant"))
-"""Types of tensors that are never in the arena."""
 
 
 @dataclass(frozen=True)
@@ -193,7 +192,7 @@ def _addresses(
 
 
 def _is_elsewhere(tensor: LiteTensor) -> bool:
-    is_outside = tensor.is_variable or tensor.dtype in _OUTSIDE
+    is_outside = tensor.is_variable or tensor.dtype in NO_NUMBERS
     return is_outside or tensor.stored_bytes > 0
 
 
@@ -485,16 +484,14 @@ class RuntimeArena:
 
     def aligned(self) -> ArenaProgram:
         """Return the program with sizes rounded up to the alignment."""
-        step = self.alignment
-        program = self.program
-        return ArenaProgram(
-            program.count,
-            [
+        step, own = self.alignment, self.program
+        return replace(
+            own,
+            values=[
                 Value(_aligned(v.size, step), v.maker, v.users, v.is_kept)
-                for v in program.values
+                for v in own.values
             ],
-            [[_aligned(n, step) for n in sizes] for sizes in program.temporaries],
-            program.after,
+            temporaries=[[_aligned(n, step) for n in s] for s in own.temporaries],
         )
 
 

@@ -433,7 +433,7 @@ def bias_steps(
 ) -> Quantization | None:
     """Return the steps of an op's bias where some tensors have new ones, or None."""
     x, weights, bias = layer_inputs(op)
-    if x is None or weights is None or bias is None or bias.dtype not in _WIDE:
+    if x is None or weights is None or bias is None or bias.dtype not in WIDE:
         return None
     of_x, of_weights = (new.get(t, t.quantization) for t in (x, weights))
     if of_x is None or of_weights is None or of_weights.block:
@@ -443,7 +443,7 @@ def bias_steps(
     return replace(of_weights, scales=scales, zero_points=(0,) * len(scales), axis=0)
 
 
-_WIDE = ("int32", "int64")
+WIDE = ("int32", "int64")
 """Types of biases, sizes and places, which stand beside weights of any type."""
 
 
@@ -456,7 +456,7 @@ def one_step(tensor: LiteTensor) -> tuple[float, int] | None:
 
 
 def have_equal_steps(one: LiteTensor, other: LiteTensor) -> bool:
-    """Tell whether two tensors have the same type, scale and zero point."""
+    """Return whether two tensors have the same type, scale and zero point."""
     first, second = one_step(one), one_step(other)
     return (
         first is not None
@@ -469,12 +469,14 @@ def have_equal_steps(one: LiteTensor, other: LiteTensor) -> bool:
 
 
 _FLOATS = ("float", "bfloat")
-_CONVERSIONS = frozenset(("CAST", "DEQUANTIZE", "QUANTIZE"))
-_NO_NUMBERS = frozenset(("resource", "string", "variant"))
+CONVERSIONS = ("DEQUANTIZE", "QUANTIZE")
+TYPE_CHANGES = frozenset(("CAST", *CONVERSIONS))
+NO_NUMBERS = frozenset(("resource", "string", "variant"))
+"""Types of tensors that hold no numbers, and no memory of their own in the arena."""
 
 
 def is_float(dtype: str) -> bool:
-    """Tell whether a type is one of floats."""
+    """Return whether a type is one of floats."""
     return dtype.startswith(_FLOATS)
 
 
@@ -484,7 +486,7 @@ def by_count(counts: Mapping[str, int]) -> dict[str, int]:
 
 
 def has_floats(op: LiteOp) -> bool:
-    """Tell whether an op reads or makes floats; conversions from and to them do."""
+    """Return whether an op reads or makes floats; conversions from and to them do."""
     return any(is_float(t.dtype) for t in (*op.reads, *op.outputs))
 
 
@@ -496,16 +498,16 @@ def precision_of(op: LiteOp) -> str:
     (hybrid)" where TFLite quantizes the activations while it runs.
     """
     read, made = op.reads, op.outputs
-    if op.kind in _CONVERSIONS and read and made:
+    if op.kind in TYPE_CHANGES and read and made:
         return f"{read[0].dtype} to {made[0].dtype}"
     data = [*(t for t in read if not t.stored_bytes), *made]
     types = [t.dtype for t in data]
     # Floats count first, then what is quantized.
     known = [t for t in types if is_float(t)]
     known += [t.dtype for t in data if t.quantization is not None]
-    known += [t for t in types if t not in _NO_NUMBERS]
+    known += [t for t in types if t not in NO_NUMBERS]
     computing = next(iter((*known, *types)), None)
-    constants = [t for t in read if t.stored_bytes and t.dtype not in _WIDE]
+    constants = [t for t in read if t.stored_bytes and t.dtype not in WIDE]
     constants = [t for t in constants if is_float(t.dtype) or t.quantization]
     largest = max(constants, key=lambda t: t.stored_bytes, default=None)
     weights = None if largest is None else largest.dtype
@@ -516,19 +518,19 @@ def precision_of(op: LiteOp) -> str:
 
 
 def computes_in_float(precision: str) -> bool:
-    """Tell whether a type that `precision_of` returned is one of floats."""
+    """Return whether a type that `precision_of` returned is of floats."""
     return is_float(precision) and " to " not in precision
 
 
 def is_quantized(precision: str) -> bool:
-    """Tell whether a type that `precision_of` returned is one of quantized numbers."""
+    """Return whether a type that `precision_of` returned is of quantized numbers."""
     return precision.startswith(STEPPED) and " to " not in precision
 
 
 def stored_bytes(file: Contents) -> dict[str, int]:
     """Return the bytes of constants by their type, the largest first."""
     totals: dict[str, int] = {}
-    # In the order of the file, the first tensor of a buffer tells its type.
+    # In the order of the file, the first tensor of a buffer gives its type.
     of_buffers = {id(t.buffer): t for t in reversed([*file.tensors])}
     for tensor in of_buffers.values():
         if tensor.stored_bytes:
@@ -637,7 +639,7 @@ def _rank(op: LiteOp) -> int:
 
 
 def _has_scales(tensor: LiteTensor | None) -> bool:
-    """Tell whether a tensor has several scales."""
+    """Return whether a tensor has several scales."""
     steps = None if tensor is None else tensor.quantization
     return steps is not None and len(steps.scales) > 1
 
@@ -776,7 +778,6 @@ def runtime_entry(runtime: str) -> Buffer:
 
 
 def name_runtime(file: Contents) -> None:
-    """Let the metadata of a file name the runtime of its kernels, if they name any."""
+    """Update the runtime in the metadata of a file, if they name one."""
     if RUNTIME in file.metadata:
-        told = runtime_of(op for graph in file.graphs for op in graph.ops)
-        file.metadata[RUNTIME] = runtime_entry(told)
+        file.metadata[RUNTIME] = runtime_entry(runtime_of(file.ops))

@@ -252,7 +252,7 @@ def _describe(
     dtype: str | None,
     quantization: Quantization | None,
 ) -> None:
-    """Let the tensors that an op makes have the types and shapes of its kind."""
+    """Set the types and shapes of the tensors that an op makes, by its kind."""
     if dtype is not None:
         check_dtype(dtype)
     first = next((t for t in op.reads), None)

@@ -1,6 +1,6 @@
 """Ops of a TFLite file matched to those of the graph that it was converted from.
 
-The ops of a file are gone through in their order. Each reads what ops before it make,
+The ops of a file are matched in their order. Each reads what ops before it make,
 whose counterparts in the graph are known; so its own is one that reads these, through
 nothing but ops that kernels take in. Where that leaves several, the names of the file's
 tensors decide: the converter calls them after ops of the graph; failing that, the order
@@ -17,9 +17,9 @@ from itertools import islice
 
 from geutil.graph import op_types
 from geutil.graph.adjacency import topological_sort
-from geutil.graph.op_types import PLACEHOLDERS
 from geutil.graph.types import Operation, Tensor
 from geutil.graph.walks import walk
+from geutil.tflite.kinds import CONVERSIONS
 from geutil.tflite.op_names import called, names_result, sources_of
 from geutil.tflite.parts import FLEX, LiteGraph, LiteOp, LiteTensor
 from geutil.tflite.schema import words
@@ -102,45 +102,44 @@ _WRITTEN_OUT = {
 """Ops that files hold as several, and of which types."""
 MOVERS = ("RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE")
 """Ops of files that move values, from before which others can come behind."""
-CONVERSIONS = ("DEQUANTIZE", "QUANTIZE")
 _BOOKKEEPING = ("bool", "int", "uint", "variant", "resource")
 """Types of sizes, indices and lists, which the converter computes or does without."""
 
 
 def is_step(op: Operation) -> bool:
-    """Tell whether an op forwards its input, as it is or in steps."""
+    """Return whether an op forwards its input, as it is or in steps."""
     return op.type in _FORWARDS or op.type in op_types.FAKE_QUANT
 
 
 def is_bookkeeping(dtype: str) -> bool:
-    """Tell whether values of a type are sizes, indices or lists, and no data."""
+    """Return whether values of a type are sizes, indices or lists, and no data."""
     return dtype.startswith(_BOOKKEEPING)
 
 
 def is_product(op: Operation) -> bool:
-    """Tell whether an op is a product that a kernel computes whole."""
+    """Return whether an op is a product that a kernel computes whole."""
     return op.type in _EVERY_PRODUCT
 
 
 def is_written_out(op: Operation) -> bool:
-    """Tell whether files can hold an op as several."""
+    """Return whether files can hold an op as several."""
     return op.type in _WRITTEN_OUT
 
 
 def is_one_of(kind: str, op: Operation) -> bool:
-    """Tell whether a type of the file is one of several that an op is written as."""
+    """Return whether a type of the file is one of several that an op is written as."""
     return kind in _WRITTEN_OUT.get(op.type, ())
 
 
 def is_called(kind: str, op: Operation) -> bool:
-    """Tell whether an op of a file is called as one of a graph is."""
+    """Return whether an op of a file is called as one of a graph is."""
     own = op.type.replace("_", "").lower()
     theirs = kind.removeprefix(FLEX).replace("_", "").lower()
     return own == theirs or own.rstrip("0123456789").removesuffix("v") == theirs
 
 
 def can_compute(kind: str, op: Operation) -> bool:
-    """Tell whether an op of a file can compute one of a graph."""
+    """Return whether an op of a file can compute one of a graph."""
     if op.type in op_types.PLACEHOLDERS:
         return False
     if kind in CONVERSIONS:
@@ -202,7 +201,7 @@ class DataFlow:
         ]
 
     def _note(self, place: int) -> None:
-        """Note the reads of an op, once those of the ops before it are known."""
+        """Record the reads of an op, once those of the ops before it are known."""
         op = self.ops[place]
         read = [
             self._forwarded.get((self.places.get(t.op.name, -1), t.value_index), t)
@@ -228,7 +227,7 @@ class DataFlow:
             self._base[place] = self._base[self.reads[place][0][0]]
 
     def _is_twin(self, place: int, names: tuple[str, ...]) -> bool:
-        """Note an op that repeats an earlier one, and tell if it does."""
+        """Record an op that repeats an earlier one; return whether it does."""
         op, alike = self.ops[place], self._alike.setdefault(names, [])
         for other in alike if not op.op_def.is_stateful else ():
             ours = self.ops[other]
@@ -253,22 +252,22 @@ class DataFlow:
         return self._base[place]
 
     def reads_one(self, place: int) -> bool:
-        """Tell whether an op reads the data of one op, and of parameters else."""
+        """Return whether an op reads the data of one op, and of parameters else."""
         return len({source for source, _ in self.reads[place]}) == 1
 
     def tells_sizes(self, place: int) -> bool:
-        """Tell whether an op makes nothing but sizes, indices or lists."""
+        """Return whether an op makes nothing but sizes, indices or lists."""
         return all(is_bookkeeping(t.dtype.name) for t in self.ops[place].outputs)
 
     def is_read_besides(self, source: int, place: int) -> bool:
-        """Tell whether others than one op read another, for more than its shape."""
+        """Return whether others than one op read another, for more than its shape."""
         return self._read_times[source] > int(not self.tells_sizes(place))
 
     def is_taken_through(self, place: int) -> bool:
-        """Tell whether a kernel of a file, behind or before an op, can take it in."""
+        """Return whether a kernel of a file, behind or before an op, can take it in."""
         op = self.ops[place]
         taken = (MOVES, ARITHMETIC, APPLIED)
-        return op.type not in PLACEHOLDERS and (
+        return op.type not in op_types.PLACEHOLDERS and (
             is_step(op)
             or (any(op.type in kinds for kinds in taken) and self.reads_one(place))
         )
@@ -314,7 +313,7 @@ class Parts:
             self._applying.add(at)
 
     def are_between(self, place: int) -> bool:
-        """Tell whether an op of the file computes an op, more than moving values."""
+        """Return whether an op of the file computes an op, more than moving values."""
         nodes = self.nodes.get(place, ())
         return not is_step(self._flow.ops[place]) and any(
             self._file.ops[at].kind not in MOVERS for at in nodes
@@ -378,7 +377,7 @@ class Parts:
                 self.add(holding[0], place)
 
     def _holds(self, at: int, place: int, behind: bool) -> bool:
-        """Tell whether an op of the file can compute one along with its others."""
+        """Return whether an op of the file can compute one along with its others."""
         node, op = self._file.ops[at], self._flow.ops[place]
         if op.type in op_types.PLACEHOLDERS:
             return False
@@ -408,7 +407,7 @@ class Parts:
         return last[-1] if last else core
 
     def has_shape(self, op: LiteOp, place: int) -> bool:
-        """Tell whether the first results of two ops have shapes that can be one."""
+        """Return whether the first results of two ops have shapes that can be one."""
         ours = self._flow.ops[place].outputs
         theirs = op.outputs[0].shape if op.outputs else None
         if not ours or ours[0].shape.rank is None or theirs is None:
@@ -637,18 +636,18 @@ class _Matcher:
         return fed and can_compute(op.kind, self._flow.ops[place])
 
     def _is_free(self, place: int) -> bool:
-        """Tell whether no other op of the file computes one of the graph."""
+        """Return whether no other op of the file computes one of the graph."""
         times = len(self._parts.nodes.get(place, ()))
         several = is_written_out(self._flow.ops[place])
         return several or times <= self._flow.twin_counts[place]
 
     def _is_one_of_several(self, op: LiteOp, place: int) -> bool:
-        """Tell whether an op of the file is one of several that compute another."""
+        """Return whether an op of the file is one of several that compute another."""
         several = is_written_out(self._flow.ops[place])
         return several or not self._can_compute(op, place)
 
     def _must_be_one_of(self, op: LiteOp, place: int, given: _Given) -> bool:
-        """Tell whether an op is named after one that the file holds as several."""
+        """Return whether an op is named after one that the file holds as several."""
         ours = self._flow.ops[place]
         made = place in self._parts.nodes and place in {p for p, _ in given.every}
         if made and (op.kind in MOVERS or self._can_compute(op, place)):
@@ -673,11 +672,11 @@ class _Matcher:
                         waiting.append(place)
 
     def _is_done(self, place: int) -> bool:
-        """Tell whether no op of the file that is still to come can be for an op."""
+        """Return whether no op of the file that is still to come can be for an op."""
         return not (self._is_free(place) or self._flow.is_taken_through(place))
 
     def _reads_all(self, place: int, given: _Given) -> bool:
-        """Tell whether an op reads exactly the given values."""
+        """Return whether an op reads exactly the given values."""
         flow, hit = self._flow, set[Value]()
 
         def behind(value: Value) -> Sequence[Value]:

@@ -105,7 +105,7 @@ class Flow:
         return self
 
     def fit(self, op: LiteOp) -> None:
-        """Let constants of an op fit its inputs."""
+        """Adapt the constants of an op to its inputs."""
 
     def check(self, op: LiteOp) -> None:
         """Check an op whose outputs have their shapes."""
@@ -192,7 +192,7 @@ class _Fitting(Flow):
         return _changed(old, new)
 
     def fit(self, op: LiteOp) -> None:
-        """Let constants of an op fit its inputs."""
+        """Adapt the constants of an op to its inputs."""
         self._fit_states(op)
         if op.is_custom:
             if any(self.changed(op, i) for i in range(len(op.inputs))):
@@ -206,7 +206,7 @@ class _Fitting(Flow):
             fit(self, op)
 
     def _fit_states(self, op: LiteOp) -> None:
-        """Let the states of a recurrent op have the batch size of its input."""
+        """Set the batch size of a recurrent op's states to that of its input."""
         shape = self.shape(op.inputs[0]) if op.inputs else None
         if op.kind not in _STATES or not shape:
             return
@@ -261,11 +261,11 @@ class _Fitting(Flow):
         return None if value is None else value.reshape(-1).tolist()
 
     def _grows(self, op: LiteOp) -> bool:
-        """Tell whether the shape of an output changes."""
+        """Return whether the shape of an output changes."""
         return any(_changed(self.old.shape(t), self.shape(t)) for t in op.outputs)
 
     def rewrite(self, op: LiteOp, place: int, value: Any) -> None:
-        """Let an input of an op be another constant."""
+        """Replace a constant that an op reads."""
         tensor = op.inputs[place]
         if tensor is None or constant(tensor) is None:
             raise TFLiteError(
@@ -403,7 +403,7 @@ def _groups(old: Known, made: Known) -> Iterable[tuple[list[int], list[int]]]:
 
 
 def _fit_slice(flow: _Fitting, op: LiteOp) -> None:
-    """Let a slice that took a whole dimension take the whole of the new one."""
+    """Extend a slice of a whole dimension to the whole of the new one."""
     case, old = flow.case(op), flow.before(op) or ()
     dims = flow.changed(op)
     if not dims:
@@ -419,7 +419,7 @@ def _fit_slice(flow: _Fitting, op: LiteOp) -> None:
 
 
 def _fit_strided_slice(flow: _Fitting, op: LiteOp) -> None:
-    """Let a strided slice that took a whole dimension take the whole of the new one."""
+    """Extend a strided slice of a whole dimension to the whole of the new one."""
     case, old = flow.case(op), flow.before(op) or ()
     dims = flow.changed(op)
     places = places_of_slice(case) if dims else None
@@ -444,7 +444,7 @@ def _fit_strided_slice(flow: _Fitting, op: LiteOp) -> None:
 
 
 def _fit_broadcast_to(flow: _Fitting, op: LiteOp) -> None:
-    """Let a tensor be broadcast to the new size of a dimension that it had."""
+    """Broadcast a tensor to the new size of a dimension that it had."""
     sizes, dims = flow.entries(op, 1), flow.changed(op)
     new = flow.case(op).shapes[0]
     if not dims or sizes is None or new is None:
@@ -742,7 +742,7 @@ def _fitted(
 
 
 def _free(flow: _Fitting, old: Flow) -> None:
-    """Let rewritten constants hold -1 for sizes that are made free."""
+    """Write -1 into rewritten constants for sizes that become free."""
     for (op, place), value in flow.constants.items():
         tensor = op.inputs[place]
         before = None if tensor is None else constant(tensor)

@@ -111,7 +111,7 @@ def _schema_of_tensorflow() -> Any:
 
 
 def knows_blocks() -> bool:
-    """Tell whether the schema that is installed has steps for blocks."""
+    """Return whether the schema that is installed has steps for blocks."""
     return hasattr(schema(), "BlockwiseQuantizationT")
 
 
@@ -225,7 +225,7 @@ def option_fault(table: str | None, name: str, value: Any) -> str:
 # Typed: 1.0 is no whole number, and equals one.
 @lru_cache(4096, typed=True)
 def _packs(table: str, attribute: str, value: Any) -> bool:
-    """Tell whether a file can hold a value in a table of options."""
+    """Return whether a file can hold a value in a table of options."""
     record = getattr(schema(), f"{table}T")()
     setattr(record, attribute, value)
     try:
@@ -252,5 +252,5 @@ def field_count(table: str) -> int:
 
 
 def is_call(option: str) -> bool:
-    """Tell whether an option holds the number of a subgraph."""
+    """Return whether an option holds the number of a subgraph."""
     return option.endswith(("subgraph_index", "subgraph"))

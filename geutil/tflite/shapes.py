@@ -28,7 +28,7 @@ Known = tuple[Size, ...]
 
 
 class Unknown(Exception):  # noqa: N818
-    """A shape cannot be told; not an error."""
+    """A shape is not known; not an error."""
 
 
 class _MismatchError(Exception):
@@ -401,7 +401,7 @@ def _strided_slice(case: Case) -> list[Shape]:
     x = case.shape(0)
     places = places_of_slice(case)
     if places is None:
-        # Without the bounds, nothing tells how many dimensions an ellipsis covers.
+        # Without the bounds, nothing says how many dimensions an ellipsis covers.
         if case.option("ellipsis_mask") or case.option("new_axis_mask"):
             raise Unknown
         mask = case.option("shrink_axis_mask")

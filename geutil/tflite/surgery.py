@@ -52,7 +52,7 @@ class EditPlan:
         *,
         outputs: bool = True,
     ) -> None:
-        """Let ops read other tensors, and let the subgraph give them."""
+        """Plan other inputs of ops, and other outputs of the subgraph."""
         if consumers is None:
             consumers = dict.fromkeys(op for t in moves for op in t.consumers)
         for op in consumers:
@@ -63,7 +63,7 @@ class EditPlan:
             self.outputs = tuple(moves.get(t, t) for t in self.outputs)
 
     def put(self, new: Iterable[LiteOp], old: Iterable[LiteOp] = ()) -> None:
-        """Let new ops run in the place of old ones, or ahead of all others."""
+        """Plan new ops in the place of old ones, or ahead of all others."""
         gone = {*old}
         at = next((i for i, op in enumerate(self.ops) if op in gone), 0)
         self.ops[at:at] = new
@@ -154,7 +154,7 @@ class Incoming:
         taken: Sequence[LiteTensor],
         given: Sequence[LiteTensor] | None = None,
     ) -> tuple[list[LiteOp], list[LiteTensor]]:
-        """Let ends be tensors of the file, like them; return its ops and outputs."""
+        """Replace ends by tensors of the file, like them; return ops and outputs."""
         for mine, its, word in (
             (taken, self.graph.inputs, "inputs"),
             (given, self.graph.outputs, "outputs"),
@@ -184,7 +184,7 @@ class Incoming:
     def fed(
         self, pairs: Mapping[LiteTensor, LiteTensor]
     ) -> dict[LiteTensor, LiteTensor]:
-        """Let inputs be tensors of the file; return those that became others."""
+        """Replace inputs by tensors of the file; return those that became others."""
         replaced: dict[LiteTensor, LiteTensor] = {}
         for theirs, ours in pairs.items():
             if not _fits(ours, theirs):
@@ -229,7 +229,7 @@ class Incoming:
         return [*self._bridges[0], *self._ops, *self._bridges[1]]
 
     def settle(self) -> None:
-        """Give the file the buffers and callees that the part needs."""
+        """Add the tensors and callees of the part to the file."""
         own, gone = self.own, {*self._dropped}
         mine = [t for t in self.graph.tensors if t not in gone]
         taken = {t.name for t in {*own.tensors} - {*mine}}
@@ -247,7 +247,7 @@ class Incoming:
         tensors: Sequence[LiteTensor],
         theirs: Sequence[LiteTensor] | None = None,
     ) -> None:
-        """Let a signature name ends that came into the file."""
+        """Add ends that came into the file to a signature."""
         ends = getattr(signature, field)
         known = {
             t: name
@@ -259,7 +259,7 @@ class Incoming:
 
 
 def _fits(source: LiteTensor, wanted: LiteTensor) -> bool:
-    """Tell whether a shape is one of those that another with free sizes allows."""
+    """Return whether a shape is one of those that another with free sizes allows."""
     mine, other = source.shape or (), wanted.shape or ()
     pairs = [*zip(mine, other, strict=False)]
     if len(mine) != len(other) or any(
@@ -750,7 +750,7 @@ def _dead_ops(graph: LiteGraph) -> set[LiteOp]:
 
 
 def share_buffers(file: Contents) -> None:
-    """Let tensors with the same bytes have one buffer."""
+    """Store tensors with the same bytes in one buffer."""
     sizes: dict[int, dict[int, Buffer]] = {}
     for t in file.tensors:
         if t.buffer.size:

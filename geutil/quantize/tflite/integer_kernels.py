@@ -25,6 +25,7 @@ from geutil.quantize.tflite.stored_weights import LeftInFloat
 from geutil.tflite.file import LiteFile
 from geutil.tflite.kinds import (
     BIASED,
+    CONVERSIONS,
     FIXED_SCALE,
     INEXACT,
     KINDS,
@@ -33,7 +34,6 @@ from geutil.tflite.kinds import (
     StepRule,
     version_of,
 )
-from geutil.tflite.matches import CONVERSIONS
 from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor, Quantization
 from geutil.tflite.type_changes import set_end
 
