@@ -116,8 +116,8 @@ def _piece(data: Array, start: int, size: int) -> bytes:
 
 T = TypeVar("T")
 
-_DATA = 4
-"""The field of the bytes in the schema's table of a buffer."""
+_DATA, _OFFSET = 4, 6
+"""The fields of the bytes and of their place in the schema's table of a buffer."""
 
 
 class BrokenFileError(TFLiteError):
@@ -433,8 +433,6 @@ _LARGEST = 2**31 - 1
 """Offsets in a flatbuffer reach so far; weights of larger files lie behind it."""
 _TABLES = 64 << 20
 """Room for the tables of a file whose weights lie inside."""
-_DATA, _OFFSET = 4, 6
-"""The fields of the bytes and of their place in the schema's table of a buffer."""
 _LARGE_OFFSET = 22
 """The field of an op for the place of custom options behind the flatbuffer."""
 _LAST_OF_ONE_BYTE = 127

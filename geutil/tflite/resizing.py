@@ -26,6 +26,7 @@ from geutil.tflite.parts import (
     LiteGraph,
     LiteOp,
     LiteTensor,
+    changed_sizes,
 )
 from geutil.tflite.schema import DTYPES, words
 from geutil.tflite.shapes import (
@@ -189,7 +190,7 @@ class _Fitting(Flow):
     def changed(self, op: LiteOp, place: int = 0) -> list[int]:
         """Return the dimensions of an input whose sizes changed."""
         old, new = self.before(op, place), self.case(op).shapes[place]
-        return _changed(old, new)
+        return changed_sizes(old, new)
 
     def fit(self, op: LiteOp) -> None:
         """Adapt the constants of an op to its inputs."""
@@ -262,7 +263,7 @@ class _Fitting(Flow):
 
     def _grows(self, op: LiteOp) -> bool:
         """Return whether the shape of an output changes."""
-        return any(_changed(self.old.shape(t), self.shape(t)) for t in op.outputs)
+        return any(changed_sizes(self.old.shape(t), self.shape(t)) for t in op.outputs)
 
     def rewrite(self, op: LiteOp, place: int, value: Any) -> None:
         """Replace a constant that an op reads."""
@@ -285,7 +286,7 @@ class _Fitting(Flow):
         value = None if tensor is None else constant(tensor)
         if value is None or wanted is None or None in wanted or tensor is None:
             return False
-        dims = _changed(value.shape, wanted)
+        dims = changed_sizes(value.shape, wanted)
         if len(value.shape) != len(wanted) or len(dims) != 1 or not self.batch:
             return False
         axis = dims[0]
@@ -297,14 +298,6 @@ class _Fitting(Flow):
             )
         self.rewrite(op, place, np.repeat(first, int(wanted[axis] or 1), axis))
         return True
-
-
-def _changed(old: Shape, new: Shape) -> list[int]:
-    """Return the dimensions whose sizes are known and differ."""
-    if old is None or new is None or len(old) != len(new):
-        return []
-    pairs = enumerate(zip(old, new, strict=True))
-    return [i for i, (a, b) in pairs if None not in (a, b) and a != b]
 
 
 def _ambiguous(op: LiteOp, why: str, remedy: str = "") -> TFLiteError:
@@ -319,7 +312,7 @@ def _fit_reshape(flow: _Fitting, op: LiteOp) -> None:
     old, new = flow.before(op), flow.case(op).shapes[0]
     made = flow.old.shape(op.outputs[0])
     target = op.inputs[1] if len(op.inputs) > 1 else None
-    if not _changed(old, new) or made is None:
+    if not changed_sizes(old, new) or made is None:
         return
     if target is not None and constant(target) is None:
         return  # It is computed, of the new sizes.
@@ -349,7 +342,7 @@ def _regrouped(
     """
     wanted: list[Any] = list(made)
     for inputs, outputs in _groups(old, made):
-        grown = [i for i in inputs if _changed((old[i],), (new[i],))]
+        grown = [i for i in inputs if changed_sizes((old[i],), (new[i],))]
         if not grown:
             continue
         before, after = (volume([s[i] for i in inputs]) for s in (old, new))
@@ -501,7 +494,9 @@ def _fit_loop(flow: _Fitting, op: LiteOp) -> None:
         with suppress(TFLiteError):
             trial.follow(body, dict(zip(body.inputs, case.shapes, strict=True)))
         made = [trial.shapes.get(t, t.shape) for t in body.outputs]
-        grown = [i for i, shape in enumerate(made) if _changed(case.shapes[i], shape)]
+        grown = [
+            i for i, shape in enumerate(made) if changed_sizes(case.shapes[i], shape)
+        ]
         fitted = [i for i in grown if flow.repeat(op, i, made[i])]
         if not fitted:
             return
@@ -511,7 +506,7 @@ def _fit_loop(flow: _Fitting, op: LiteOp) -> None:
 def _fit_assigned(flow: _Fitting, op: LiteOp) -> None:
     """Repeat the first value of a variable that holds rows of a batch."""
     wanted, value = flow.variables.get(flow.handle(op)), flow.case(op).shapes[1]
-    if wanted is None or value is None or not _changed(value, wanted):
+    if wanted is None or value is None or not changed_sizes(value, wanted):
         return
     if value == flow.before(op, 1) and constant(op.inputs[1] or op.outputs[0]) is None:
         raise _UnscaledError(flow.handle(op))
@@ -722,7 +717,7 @@ def _fitted(
 ) -> _Fitting:
     """Return the shapes that follow from inputs, and the constants that fit them."""
     grown = [(old.shape(t), shape) for t, shape in given.items()]
-    ratio = [(a[0], b[0]) for a, b in grown if a and b and _changed(a, b)]
+    ratio = [(a[0], b[0]) for a, b in grown if a and b and changed_sizes(a, b)]
     kept: set[Any] = set()
     while True:
         fitting = _Fitting(old, batch, resize)

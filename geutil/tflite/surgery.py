@@ -27,6 +27,8 @@ from geutil.tflite.parts import (
     LiteOp,
     LiteSignature,
     LiteTensor,
+    changed_sizes,
+    check_free,
 )
 from geutil.tflite.type_changes import conversion, move_ends
 from geutil.tflite.verify import check_fits
@@ -261,16 +263,13 @@ class Incoming:
 def _fits(source: LiteTensor, wanted: LiteTensor) -> bool:
     """Return whether a shape is one of those that another with free sizes allows."""
     mine, other = source.shape or (), wanted.shape or ()
-    pairs = [*zip(mine, other, strict=False)]
-    if len(mine) != len(other) or any(
-        None not in pair and pair[0] != pair[1] for pair in pairs
-    ):
+    if len(mine) != len(other) or changed_sizes(mine, other):
         raise TFLiteError(
             f"{source!r} is to be read as {wanted!r}: their shapes are {list(mine)} "
             f"and {list(other)}; call set_batch_size or set_input_shape, or put a "
             "RESHAPE between them"
         )
-    return all(b is None or a == b for a, b in pairs)
+    return all(b is None or a == b for a, b in zip(mine, other, strict=True))
 
 
 def _bridge(source: LiteTensor, wanted: LiteTensor) -> LiteOp | None:
@@ -542,7 +541,7 @@ def insert(
     elif isinstance(by, LiteOp):
         if options:
             raise TFLiteError("options are for a kind; an op has its own")
-        _check_free(by)
+        check_free(by)
         if before not in by.inputs or len(by.outputs) != 1:
             raise TFLiteError(f"{by!r} has to read {before!r} and make one tensor")
         after, ops = by.outputs[0], [by]
@@ -567,11 +566,6 @@ def insert(
     if part is not None:
         part.settle()
     return after
-
-
-def _check_free(op: LiteOp) -> None:
-    if op.graph is not None:
-        raise TFLiteError(f"{op!r} is in a subgraph already; pass op.copied({{}})")
 
 
 @checked
@@ -626,7 +620,7 @@ def replace(
     if inputs is not None:
         taken = looking.tensors_of(file, inputs, own)
     if isinstance(by, LiteOp):
-        _check_free(by)
+        check_free(by)
         for t in by.inputs:
             if t and not own.has_tensor(t) and t.makers:
                 raise TFLiteError(f"{by!r} reads {t!r}, which is in another subgraph")

@@ -41,7 +41,7 @@ from geutil.tflite.kinds import (
     layer_inputs,
     one_step,
 )
-from geutil.tflite.parts import Contents, LiteOp, LiteTensor
+from geutil.tflite.parts import Contents, LiteOp, LiteTensor, changed_sizes
 from geutil.tflite.schema import (
     DTYPES,
     PACKED_BITS,
@@ -128,10 +128,7 @@ def _shapes(op: LiteOp) -> Iterator[str]:
         stated = t.shape
         if shape is None or stated is None or not (stated or t.record.hasRank):
             continue
-        pairs = zip(shape, stated, strict=False)
-        if len(shape) != len(stated) or any(
-            a != b for a, b in pairs if a is not None and b is not None
-        ):
+        if len(shape) != len(stated) or changed_sizes(shape, stated):
             yield f"makes {[*shape]}, and {t!r} is {[*stated]}"
 
 
