@@ -668,8 +668,8 @@ def _of_strided_slice(op: LiteOp) -> int:
     return 4 if _rank(op) > _FLAT else 1
 
 
-def _above(rank: int, version: int) -> Callable[[LiteOp], int]:
-    return lambda op: version if _rank(op) > rank else 1
+def _above_flat(version: int) -> Callable[[LiteOp], int]:
+    return lambda op: version if _rank(op) > _FLAT else 1
 
 
 def _with(version: int, *options: str) -> Callable[[LiteOp], int]:
@@ -678,7 +678,10 @@ def _with(version: int, *options: str) -> Callable[[LiteOp], int]:
 
 _BY_OPTION: Mapping[str, Callable[[LiteOp], int]] = {
     "BROADCAST_TO": lambda op: 2,
-    "BATCH_TO_SPACE_ND": lambda op: 3 if _rank(op) != _FLAT else 1,
+    **dict.fromkeys(
+        ("BATCH_TO_SPACE_ND", "SPACE_TO_BATCH_ND"),
+        lambda op: 3 if _rank(op) != _FLAT else 1,
+    ),
     # Convolutions by groups.
     "CONV_2D": lambda op: (
         6 if len({(t.shape or ())[-1] for t in op.reads[:2]}) > 1 else 1
@@ -687,23 +690,22 @@ _BY_OPTION: Mapping[str, Callable[[LiteOp], int]] = {
         2 if max(op.options.get(f"dilation_{c}_factor", 1) for c in "hw") > 1 else 1
     ),
     "DEQUANTIZE": lambda op: 5 if _has_scales(op.inputs[0]) else 1,
-    "DIV": _above(_FLAT, 2),
+    "DIV": _above_flat(2),
     # Without a bias, or with all dimensions.
     "FULLY_CONNECTED": lambda op: (
         6 if len(op.inputs) == 2 else 5 if op.options.get("keep_num_dims") else 1
     ),
     "GATHER": _with(5, "batch_dims"),
-    "MAXIMUM": _above(_FLAT, 3),
-    "MINIMUM": _above(_FLAT, 3),
-    "PAD": _above(_FLAT, 4),
-    "PADV2": _above(_FLAT, 4),
+    "MAXIMUM": _above_flat(3),
+    "MINIMUM": _above_flat(3),
+    "PAD": _above_flat(4),
+    "PADV2": _above_flat(4),
     "QUANTIZE": _of_quantize,
     "RESIZE_BILINEAR": _with(3, "half_pixel_centers"),
     "RESIZE_NEAREST_NEIGHBOR": _with(3, "half_pixel_centers", "align_corners"),
-    "SLICE": _above(_FLAT, 5),
-    "SPACE_TO_BATCH_ND": lambda op: 3 if _rank(op) != _FLAT else 1,
+    "SLICE": _above_flat(5),
     "STRIDED_SLICE": _of_strided_slice,
-    "SUB": _above(_FLAT, 3),
+    "SUB": _above_flat(3),
     "TRANSPOSE": lambda op: (
         6 if _rank(op) > _FLAT + 1 else 4 if _rank(op) > _FLAT else 1
     ),

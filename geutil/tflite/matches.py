@@ -81,12 +81,12 @@ _CALLED = {
     for kind, *types in _rows(
         """
         ADD BiasAdd Sub, ADD_N AddN, AVERAGE_POOL_2D AvgPool Mean,
-        CONCATENATION ConcatV2, DIV RealDiv, GATHER GatherV2 ResourceGather,
+        CONCATENATION ConcatV2, DIV RealDiv, GATHER ResourceGather,
         IF StatelessIf, LOGISTIC Sigmoid, MAXIMUM Relu, MAX_POOL_2D MaxPool,
         MINIMUM Relu6, MUL Neg RealDiv, REDUCE_ALL All, REDUCE_ANY Any, REDUCE_MAX Max,
         REDUCE_MIN Min, REDUCE_PROD Prod, RELU Maximum, RELU6 Minimum Maximum,
         RELU_0_TO_1 Minimum Maximum, RELU_N1_TO_1 Minimum Maximum,
-        RESHAPE ExpandDims Squeeze StridedSlice Transpose, SELECT SelectV2,
+        RESHAPE ExpandDims Squeeze StridedSlice Transpose,
         SELECT_V2 Select, SPLIT_V Split, STRIDED_SLICE Slice,
         WHILE StatelessWhile LoopCond
         """

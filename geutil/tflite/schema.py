@@ -44,30 +44,17 @@ _ENUMERATIONS = {
 }
 """Options that are written as words, by the schema's enumeration of these."""
 _OPTIONS = {
-    **dict.fromkeys(("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D"), "Pool2D"),
-    **dict.fromkeys(
-        ("MEAN", "REDUCE_ALL", "REDUCE_ANY", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD"),
-        "Reducer",
-    ),
-    **dict.fromkeys(("MAXIMUM", "MINIMUM"), "MaximumMinimum"),
-    **dict.fromkeys(("RNN", "UNIDIRECTIONAL_SEQUENCE_RNN"), "SequenceRNN"),
-    **dict.fromkeys(("CONV_3D", "CONV_3D_TRANSPOSE"), "Conv3D"),
-    **dict.fromkeys(
-        ("MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"), "Random"
-    ),
-    "BATCH_MATMUL": "BatchMatMul",
-    "CUMSUM": "Cumsum",
-    "L2_NORMALIZATION": "L2Norm",
-    "LOCAL_RESPONSE_NORMALIZATION": "LocalResponseNormalization",
-    "LSTM": "LSTM",
-    "PADV2": "PadV2",
-    "RNN": "RNN",
-    "SUM": "Reducer",
-    "SVDF": "SVDF",
-    "TOPK_V2": "TopKV2",
-    "UNIDIRECTIONAL_SEQUENCE_LSTM": "UnidirectionalSequenceLSTM",
-    "BIDIRECTIONAL_SEQUENCE_LSTM": "BidirectionalSequenceLSTM",
-    "BIDIRECTIONAL_SEQUENCE_RNN": "BidirectionalSequenceRNN",
+    kind: table
+    for table, kinds in {
+        "Conv3D": "CONV_3D_TRANSPOSE",
+        "L2Norm": "L2_NORMALIZATION",
+        "MaximumMinimum": "MAXIMUM MINIMUM",
+        "Pool2D": "AVERAGE_POOL_2D L2_POOL_2D MAX_POOL_2D",
+        "Random": "MULTINOMIAL RANDOM_STANDARD_NORMAL RANDOM_UNIFORM",
+        "Reducer": "MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD SUM",
+        "SequenceRNN": "UNIDIRECTIONAL_SEQUENCE_RNN",
+    }.items()
+    for kind in kinds.split()
 }
 """Kinds of ops whose table of options is not called after them."""
 
