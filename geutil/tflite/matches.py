@@ -21,23 +21,23 @@ from geutil.graph.types import Operation, Tensor
 from geutil.graph.walks import walk
 from geutil.tflite.kinds import CONVERSIONS
 from geutil.tflite.op_names import called, names_result, sources_of
-from geutil.tflite.parts import FLEX, LiteGraph, LiteOp, LiteTensor
+from geutil.tflite.parts import FLEX, LiteGraph, LiteOp, LiteTensor, changed_sizes
 from geutil.tflite.schema import words
 
 _FORWARDS = frozenset(
     ("Identity", "IdentityN", "PreventGradient", "Snapshot", "StopGradient")
 )
 """Ops that give what they read; FakeQuant ops do so in steps."""
-MOVES = words(
+_MOVES = words(
     "BatchToSpaceND Cast ExpandDims MirrorPad Pad PadV2 Reshape SpaceToBatchND "
     "Squeeze StridedSlice TensorListStack Transpose"
 )
 """Ops that move values, which a kernel may read otherwise instead."""
-LAYOUT = MOVES | {"ConcatV2", "Pack"}
+_LAYOUT = _MOVES | {"ConcatV2", "Pack"}
 """The same with those that move the values of several tensors."""
-ARITHMETIC = op_types.SHIFTS | op_types.SCALINGS | op_types.FUSED_NORMS
+_ARITHMETIC = op_types.SHIFTS | op_types.SCALINGS | op_types.FUSED_NORMS
 """Ops that kernels take into weights and biases, where they read a constant."""
-APPLIED = {
+_APPLIED = {
     "Relu": ("RELU",),
     "Relu6": ("RELU6",),
     "Tanh": ("TANH",),
@@ -45,14 +45,14 @@ APPLIED = {
     "Maximum": ("RELU", "RELU6", "RELU_N1_TO_1", "RELU_0_TO_1"),
 }
 """Activations as options of kernels."""
-CLIPS = frozenset(APPLIED) - {"Tanh"}
+_CLIPS = frozenset(_APPLIED) - {"Tanh"}
 """Those that the range of integers can be."""
-FORMULAS = words(
+_FORMULAS = words(
     "ELU GELU HARD_SWISH L2_NORMALIZATION LEAKY_RELU LOG_SOFTMAX PRELU SOFTMAX "
     "STABLEHLO_COMPOSITE"
 )
 """Ops of files that each stand for a formula of several ops."""
-IN_FORMULAS = words(
+_IN_FORMULAS = words(
     "Abs Erf Erfc Exp Log Max Maximum Mean Minimum Neg Pow Relu Relu6 Rsqrt "
     "Sigmoid Sqrt Square Sum Tanh"
 ) | (op_types.SHIFTS | op_types.SCALINGS)
@@ -68,7 +68,7 @@ _PRODUCTS = {
 }
 """Products that each kernel can compute: one, whatever else it takes in."""
 _EVERY_PRODUCT = frozenset(kind for kinds in _PRODUCTS.values() for kind in kinds)
-TAKES_CONSTANTS = frozenset((*_PRODUCTS, "ADD", "DIV", "MUL", "SUB"))
+_TAKES_CONSTANTS = frozenset((*_PRODUCTS, "ADD", "DIV", "MUL", "SUB"))
 """Kernels with constants that others can be multiplied with, or added to."""
 
 
@@ -100,7 +100,7 @@ _WRITTEN_OUT = {
     "Einsum": ("BATCH_MATMUL", "FULLY_CONNECTED", "MUL", "RESHAPE", "TRANSPOSE"),
 }
 """Ops that files hold as several, and of which types."""
-MOVERS = ("RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE")
+_MOVERS = ("RESHAPE", "SQUEEZE", "EXPAND_DIMS", "TRANSPOSE")
 """Ops of files that move values, from before which others can come behind."""
 _BOOKKEEPING = ("bool", "int", "uint", "variant", "resource")
 """Types of sizes, indices and lists, which the converter computes or does without."""
@@ -111,48 +111,48 @@ def is_step(op: Operation) -> bool:
     return op.type in _FORWARDS or op.type in op_types.FAKE_QUANT
 
 
-def is_bookkeeping(dtype: str) -> bool:
+def _is_bookkeeping(dtype: str) -> bool:
     """Return whether values of a type are sizes, indices or lists, and no data."""
     return dtype.startswith(_BOOKKEEPING)
 
 
-def is_product(op: Operation) -> bool:
+def _is_product(op: Operation) -> bool:
     """Return whether an op is a product that a kernel computes whole."""
     return op.type in _EVERY_PRODUCT
 
 
-def is_written_out(op: Operation) -> bool:
+def _is_written_out(op: Operation) -> bool:
     """Return whether files can hold an op as several."""
     return op.type in _WRITTEN_OUT
 
 
-def is_one_of(kind: str, op: Operation) -> bool:
+def _is_one_of(kind: str, op: Operation) -> bool:
     """Return whether a type of the file is one of several that an op is written as."""
     return kind in _WRITTEN_OUT.get(op.type, ())
 
 
-def is_called(kind: str, op: Operation) -> bool:
+def _is_called(kind: str, op: Operation) -> bool:
     """Return whether an op of a file is called as one of a graph is."""
     own = op.type.replace("_", "").lower()
     theirs = kind.removeprefix(FLEX).replace("_", "").lower()
     return own == theirs or own.rstrip("0123456789").removesuffix("v") == theirs
 
 
-def can_compute(kind: str, op: Operation) -> bool:
+def _computes(kind: str, op: Operation) -> bool:
     """Return whether an op of a file can compute one of a graph."""
     if op.type in op_types.PLACEHOLDERS:
         return False
     if kind in CONVERSIONS:
-        return is_step(op) or op.type in CLIPS
-    if is_one_of(kind, op):
+        return is_step(op) or op.type in _CLIPS
+    if _is_one_of(kind, op):
         return True
     if kind in _PRODUCTS:
         return op.type in _PRODUCTS[kind]
-    in_formula = kind in FORMULAS and op.type in IN_FORMULAS
-    return op.type in _CALLED.get(kind, ()) or is_called(kind, op) or in_formula
+    in_formula = kind in _FORMULAS and op.type in _IN_FORMULAS
+    return op.type in _CALLED.get(kind, ()) or _is_called(kind, op) or in_formula
 
 
-FARTHEST = 64
+_FARTHEST = 64
 """How many ops are looked at for one of the file: what a kernel takes in is few."""
 # So few ops of one type and one input are compared, so that a walk stays linear.
 _ALIKE = 8
@@ -160,7 +160,7 @@ Value = tuple[int, int]
 """An op by its place, and which of its outputs."""
 
 
-class DataFlow:
+class _DataFlow:
     """The data of a graph, from its inputs; results of parameters alone are none.
 
     Attributes:
@@ -212,11 +212,11 @@ class DataFlow:
             # Each of its results is one of what it reads, and no other.
             self._forwarded.update(((place, i), t) for i, t in enumerate(read))
             del read[1:]
-        if op.type in MOVES:
+        if op.type in _MOVES:
             # Sizes that the data has make no data of a constant.
             read = read if self._is_fed(read[0]) else []
         read = [t for t in read if self._is_fed(t)]
-        data = [t for t in read if not is_bookkeeping(t.dtype.name)] or read
+        data = [t for t in read if not _is_bookkeeping(t.dtype.name)] or read
         self.fed[place] = self.fed[place] or bool(data)
         self.reads[place] = [(self.places[t.op.name], t.value_index) for t in data]
         if data and self._is_twin(place, names):
@@ -257,7 +257,7 @@ class DataFlow:
 
     def tells_sizes(self, place: int) -> bool:
         """Return whether an op makes nothing but sizes, indices or lists."""
-        return all(is_bookkeeping(t.dtype.name) for t in self.ops[place].outputs)
+        return all(_is_bookkeeping(t.dtype.name) for t in self.ops[place].outputs)
 
     def is_read_besides(self, source: int, place: int) -> bool:
         """Return whether others than one op read another, for more than its shape."""
@@ -266,7 +266,7 @@ class DataFlow:
     def is_taken_through(self, place: int) -> bool:
         """Return whether a kernel of a file, behind or before an op, can take it in."""
         op = self.ops[place]
-        taken = (MOVES, ARITHMETIC, APPLIED)
+        taken = (_MOVES, _ARITHMETIC, _APPLIED)
         return op.type not in op_types.PLACEHOLDERS and (
             is_step(op)
             or (any(op.type in kinds for kinds in taken) and self.reads_one(place))
@@ -286,14 +286,14 @@ class DataFlow:
                     [q for q, _ in self.reads[p]] if self.is_taken_through(p) else ()
                 ),
             ),
-            FARTHEST,
+            _FARTHEST,
         )
 
 
-class Parts:
+class _Parts:
     """The parts of each op of a file."""
 
-    def __init__(self, flow: DataFlow, file: LiteGraph) -> None:
+    def __init__(self, flow: _DataFlow, file: LiteGraph) -> None:
         self.nodes: dict[int, list[int]] = {}
         self.ops: dict[int, list[int]] = {}
         self._flow = flow
@@ -309,14 +309,14 @@ class Parts:
         if at not in nodes:
             nodes.append(at)
             self.ops.setdefault(at, []).append(place)
-        if self._flow.ops[place].type in APPLIED:
+        if self._flow.ops[place].type in _APPLIED:
             self._applying.add(at)
 
     def are_between(self, place: int) -> bool:
         """Return whether an op of the file computes an op, more than moving values."""
         nodes = self.nodes.get(place, ())
         return not is_step(self._flow.ops[place]) and any(
-            self._file.ops[at].kind not in MOVERS for at in nodes
+            self._file.ops[at].kind not in _MOVERS for at in nodes
         )
 
     def complete(self) -> None:
@@ -363,7 +363,7 @@ class Parts:
         """Return the op of the file whose result another one only moves."""
         op = self._file.ops[at]
         makers = [self._makers[t] for t in op.reads if t in self._makers]
-        known = op.kind in MOVERS and bool(makers) and makers[0] in self.ops
+        known = op.kind in _MOVERS and bool(makers) and makers[0] in self.ops
         return makers[0] if known else None
 
     def _add_before(self) -> None:
@@ -381,19 +381,19 @@ class Parts:
         node, op = self._file.ops[at], self._flow.ops[place]
         if op.type in op_types.PLACEHOLDERS:
             return False
-        if op.type in LAYOUT or self._flow.tells_sizes(place):
+        if op.type in _LAYOUT or self._flow.tells_sizes(place):
             return True
-        if node.kind in FORMULAS:
-            return op.type in IN_FORMULAS
-        if op.type in ARITHMETIC:
+        if node.kind in _FORMULAS:
+            return op.type in _IN_FORMULAS
+        if op.type in _ARITHMETIC:
             # An activation ends what weights and biases can be.
             ended = behind and at in self._applying
-            takes = node.kind in TAKES_CONSTANTS and not ended
+            takes = node.kind in _TAKES_CONSTANTS and not ended
             return takes and self._flow.reads_one(place)
         applied = node.options.get("fused_activation_function")
         return behind and (
-            applied in APPLIED.get(op.type, ())
-            or (op.type in CLIPS and _is_in_integers(node))
+            applied in _APPLIED.get(op.type, ())
+            or (op.type in _CLIPS and _is_in_integers(node))
         )
 
     def result_of(self, at: int) -> int:
@@ -401,7 +401,7 @@ class Parts:
         at = self._moved.get(at, at)
         ops, core = self._flow.ops, self.ops[at][0]
         behind = self._behind.get(at, [])
-        last = [p for p in behind if ops[p].type not in LAYOUT]
+        last = [p for p in behind if ops[p].type not in _LAYOUT]
         if not last and not self.has_shape(self._file.ops[at], core):
             last = [p for p in behind if self.has_shape(self._file.ops[at], p)]
         return last[-1] if last else core
@@ -412,10 +412,8 @@ class Parts:
         theirs = op.outputs[0].shape if op.outputs else None
         if not ours or ours[0].shape.rank is None or theirs is None:
             return True
-        pairs = list(zip(ours[0].shape.as_list(), theirs, strict=False))
-        return ours[0].shape.rank == len(theirs) and all(
-            a == b for a, b in pairs if a is not None and b is not None
-        )
+        sizes = ours[0].shape.as_list()
+        return len(sizes) == len(theirs) and not changed_sizes(sizes, theirs)
 
 
 def _is_in_integers(node: LiteOp) -> bool:
@@ -488,8 +486,8 @@ class _Matcher:
     ) -> None:
         self._graph = graph
         self._file = file
-        self._flow = DataFlow(graph.ops, [*graph.inputs.values()])
-        self._parts = Parts(self._flow, file)
+        self._flow = _DataFlow(graph.ops, [*graph.inputs.values()])
+        self._parts = _Parts(self._flow, file)
         self._outputs = {t: name for name, t in outputs.items()}
         # Those in front are dropped once they are matched for good.
         self._waiting = [deque(readers) for readers in self._flow.readers]
@@ -542,7 +540,7 @@ class _Matcher:
             self._parts.add(at, core)
             ours = self._flow.ops[core]
             if not is_step(ours):
-                loose = op.kind in FORMULAS
+                loose = op.kind in _FORMULAS
                 own = range(len(ours.outputs))
                 whole = not (loose or self._is_one_of_several(op, core))
                 others = frozenset() if whole else _few(given.every)
@@ -557,9 +555,11 @@ class _Matcher:
     def _given(self, op: LiteOp) -> _Given:
         data = [t for t in op.reads if t in self._values]
         real = [
-            t for t in data if t.quantization is not None or not is_bookkeeping(t.dtype)
+            t
+            for t in data
+            if t.quantization is not None or not _is_bookkeeping(t.dtype)
         ]
-        loose = op.kind in FORMULAS or any(t in self._loose for t in data)
+        loose = op.kind in _FORMULAS or any(t in self._loose for t in data)
         every = frozenset(value for t in data for value in self._values[t])
         return _Given(tuple(self._values[t] for t in real or data), every, loose)
 
@@ -608,7 +608,7 @@ class _Matcher:
         if found is None:
             left = (*sorted(place for place, _ in given.every), *named)
             ops = self._flow.ops
-            found = next((p for p in left if is_one_of(op.kind, ops[p])), None)
+            found = next((p for p in left if _is_one_of(op.kind, ops[p])), None)
         return found
 
     def _first(
@@ -624,8 +624,8 @@ class _Matcher:
             told = place in hints and (op.subgraphs or self._flow.tells_sizes(place))
             if not (told or self._reads_all(place, given)):
                 continue
-            whole = is_called(op.kind, self._flow.ops[place])
-            partly = op.kind in FORMULAS and not whole
+            whole = _is_called(op.kind, self._flow.ops[place])
+            partly = op.kind in _FORMULAS and not whole
             if self._parts.has_shape(op, place) and not partly:
                 return place
             other = place if other is None else other
@@ -633,26 +633,26 @@ class _Matcher:
 
     def _can_compute(self, op: LiteOp, place: int) -> bool:
         fed = self._flow.fed[place]
-        return fed and can_compute(op.kind, self._flow.ops[place])
+        return fed and _computes(op.kind, self._flow.ops[place])
 
     def _is_free(self, place: int) -> bool:
         """Return whether no other op of the file computes one of the graph."""
         times = len(self._parts.nodes.get(place, ()))
-        several = is_written_out(self._flow.ops[place])
+        several = _is_written_out(self._flow.ops[place])
         return several or times <= self._flow.twin_counts[place]
 
     def _is_one_of_several(self, op: LiteOp, place: int) -> bool:
         """Return whether an op of the file is one of several that compute another."""
-        several = is_written_out(self._flow.ops[place])
+        several = _is_written_out(self._flow.ops[place])
         return several or not self._can_compute(op, place)
 
     def _must_be_one_of(self, op: LiteOp, place: int, given: _Given) -> bool:
         """Return whether an op is named after one that the file holds as several."""
         ours = self._flow.ops[place]
         made = place in self._parts.nodes and place in {p for p, _ in given.every}
-        if made and (op.kind in MOVERS or self._can_compute(op, place)):
+        if made and (op.kind in _MOVERS or self._can_compute(op, place)):
             return True
-        whole = is_product(ours) or self._flow.is_taken_through(place)
+        whole = _is_product(ours) or self._flow.is_taken_through(place)
         converts = op.kind in CONVERSIONS
         return not (whole or converts or self._can_compute(op, place))
 
@@ -660,11 +660,11 @@ class _Matcher:
         """Yield readers of values, through ops that kernels take in, nearest first."""
         waiting = deque(sorted({place for place, _ in given.every}))
         seen = set(waiting)
-        while waiting and len(seen) <= FARTHEST:
+        while waiting and len(seen) <= _FARTHEST:
             readers = self._waiting[waiting.popleft()]
             while readers and self._is_done(readers[0]):
                 readers.popleft()
-            for place in islice(readers, FARTHEST):
+            for place in islice(readers, _FARTHEST):
                 if place not in seen:
                     seen.add(place)
                     yield place
@@ -689,11 +689,11 @@ class _Matcher:
                 continue
             taken = flow.is_taken_through(source) or given.loose
             stops = not flow.reads[source] or self._parts.are_between(source)
-            if stops or not taken or count >= FARTHEST:
+            if stops or not taken or count >= _FARTHEST:
                 return False
         return all(hit & values for values in given.values)
 
 
 def _few(values: set[Value] | frozenset[Value]) -> frozenset[Value]:
     """Return as many values as are looked at."""
-    return frozenset(sorted(values)[:FARTHEST])
+    return frozenset(sorted(values)[:_FARTHEST])

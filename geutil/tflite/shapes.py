@@ -752,7 +752,7 @@ def _cast(case: Case, shape: Shape) -> Array:
     return _each(float if is_float else int)(case, shape)
 
 
-FOLDS: Mapping[str, Fold] = {
+_FOLDS: Mapping[str, Fold] = {
     "ADD": _each(operator.add),
     "CAST": _cast,
     "CONCATENATION": _joined(np.concatenate),
@@ -783,7 +783,7 @@ FOLDS: Mapping[str, Fold] = {
 
 def computed(case: Case, shape: Shape) -> Array | None:
     """Return the sizes that an op computes; None if it computes something else."""
-    fold = FOLDS.get(case.op.kind)
+    fold = _FOLDS.get(case.op.kind)
     if fold is None or case.op.is_custom or len(case.op.outputs) != 1:
         return None
     try:
