@@ -290,7 +290,7 @@ class _DataFlow:
         )
 
 
-class _Parts:
+class _OpParts:
     """The parts of each op of a file."""
 
     def __init__(self, flow: _DataFlow, file: LiteGraph) -> None:
@@ -487,7 +487,7 @@ class _Matcher:
         self._graph = graph
         self._file = file
         self._flow = _DataFlow(graph.ops, [*graph.inputs.values()])
-        self._parts = _Parts(self._flow, file)
+        self._parts = _OpParts(self._flow, file)
         self._outputs = {t: name for name, t in outputs.items()}
         # Those in front are dropped once they are matched for good.
         self._waiting = [deque(readers) for readers in self._flow.readers]

@@ -1,19 +1,14 @@
 """Commands on the way to int8."""
 
-import contextlib
-import io
 import json
 import re
 import shlex
 import shutil
 
 import numpy as np
-import pytest
 import tensorflow as tf
 
 from geutil import model, tflite
-from geutil.cli.commands import app
-from geutil.cli.main import run
 from geutil.quantize import BitPlan
 from tests.interpreter import new_interpreter
 from tests.settings import needs_eager
@@ -23,16 +18,6 @@ NAME = "geutil_quantization"
 """The metadata in which a file keeps its ranges."""
 
 pytestmark = [needs_eager]
-
-
-@pytest.fixture(scope="module")
-def planned(folder, tmp_path_factory):
-    """Return the file of a plan of bits, and what the command printed."""
-    path, said = tmp_path_factory.mktemp("plan") / "plan.json", io.StringIO()
-    words = ["bits", folder / "net", "--data", folder / "data.npz", "--batch", 3]
-    with contextlib.redirect_stdout(said):
-        assert run(app, [*map(str, words), "--size", "90%", "-o", str(path)]) == 0
-    return path, said.getvalue()
 
 
 def test_quantize_to_a_file_and_by_way_of_a_model(geutil, folder, tmp_path):
