@@ -19,8 +19,7 @@ import numpy as np
 import tensorflow as tf
 
 from geutil.quantize import least_memory_order
-from geutil.tflite.arena import RUNTIMES, Runtime
-from geutil.tflite.run import new_interpreter
+from geutil.tflite.interpreter import RUNTIMES, Runtime, new_interpreter
 from testdata.irregular_cells import irregular_network
 
 _SEEDS = range(6)

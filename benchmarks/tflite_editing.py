@@ -55,7 +55,7 @@ def run(
     Returns:
         For each run its outputs, and the tensors of the places that are kept.
     """
-    from geutil.tflite.run import new_interpreter
+    from geutil.tflite.interpreter import new_interpreter
 
     places = [*kept]
     interpreter = new_interpreter(blob, keep_tensors=bool(places))

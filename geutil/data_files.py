@@ -261,7 +261,7 @@ class FileBatches:
 
 
 def is_unscaled(given: Any, taken: str | None) -> bool:
-    """Tell whether bytes are given for floats, as images are stored."""
+    """Return whether bytes are given for floats, as images are stored."""
     return str(given) == "uint8" and "float" in (taken or "")
 
 

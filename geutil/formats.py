@@ -170,7 +170,7 @@ def foreign_kind(head: bytes) -> str | None:
 
 
 def is_tflite_file(file: Path) -> bool:
-    """Tell whether a file is a TFLite file, by its name or its first bytes."""
+    """Return whether a file is a TFLite file, by its name or its first bytes."""
     if file.suffix.lower() == TFLITE_SUFFIX:
         return True
     with file.open("rb") as opened:
@@ -284,7 +284,7 @@ def remove_made(made: Path, old: Path | None = None) -> None:
 
 
 def was_moved(path: Path, inode: int) -> bool:
-    """Tell whether the output of a killed process is in its place, by its notes."""
+    """Return whether the output of a killed process is in its place, by its notes."""
     try:
         return path.stat().st_ino == inode
     except OSError:
@@ -314,7 +314,7 @@ _SOON = 60.0
 
 
 def _was_never_locked(work: Path) -> bool:
-    """Tell whether a process was killed after it made a folder and before it locked."""
+    """Return whether a process was killed between making a folder and locking it."""
     try:
         inside = [p for p in work.iterdir() if not p.name.endswith(".lock.new")]
         return not inside and time.time() - work.stat().st_mtime > _SOON

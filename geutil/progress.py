@@ -79,7 +79,7 @@ SHOWN = "shown"
 
 
 def note(kind: str, *fields: str | int) -> None:
-    """Note something, before it happens."""
+    """Record something, before it happens."""
     file = os.environ.get(VARIABLE)
     if file:
         # One write at the end of the file is whole, whoever else writes there.

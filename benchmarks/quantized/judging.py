@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.glyphs import accuracy
 from benchmarks.quantized.networks import Subject
-from geutil.tflite.run import new_interpreter
+from geutil.tflite.interpreter import new_interpreter
 
 Array = np.ndarray[Any, Any]
 

@@ -24,7 +24,7 @@ from geutil.errors import QuantizeError
 from geutil.quantize import calibrate, quantize, to_tflite
 from geutil.quantize.spec import SCHEMES
 from geutil.quantize.tflite.deployment import float_ops
-from geutil.tflite.run import new_interpreter
+from geutil.tflite.interpreter import new_interpreter
 
 _RUNS = 5
 """Of one file in a turn."""

@@ -23,19 +23,17 @@ __all__ = [
 ]
 
 if typing.TYPE_CHECKING:
-    from geutil.report.bits_page import bits
     from geutil.report.differences import Altered, GraphDifference, Rewired, difference
     from geutil.report.page import Page
-    from geutil.report.pages import diff, memory, pipeline, view
+    from geutil.report.pages import bits, diff, memory, pipeline, view
     from geutil.report.tflite_differences import FileDifference, FileOpMatch
 else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
         {
-            "bits_page": ("bits",),
             "differences": ("Altered", "GraphDifference", "Rewired", "difference"),
             "page": ("Page",),
-            "pages": ("diff", "memory", "pipeline", "view"),
+            "pages": ("bits", "diff", "memory", "pipeline", "view"),
             "tflite_differences": ("FileDifference", "FileOpMatch"),
         },
     )

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from geutil.report.page import Page, payload_of
 from geutil.report.tflite_nodes import (
     NO_OPS,
     FileNode,
@@ -293,6 +294,13 @@ def compared(before: Drawn, after: Drawn) -> list[dict[str, Any]]:
         for side, status in zip(pair, both, strict=True):
             graphs.append({**side.data()[0], "status": status})
     return graphs
+
+
+def diff_files(before: Any, after: Any, labels: tuple[str, str]) -> Page:
+    """Draw two TFLite files side by side; see `geutil.report.diff`."""
+    sides = (file_subject(*side) for side in zip((before, after), labels, strict=True))
+    title = f"{labels[0]} and {labels[1]}"
+    return Page(title, payload_of("diff", title, compared(*sides), None))
 
 
 def _altered(op: Op, other: Op) -> tuple[str, ...]:

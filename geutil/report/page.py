@@ -291,7 +291,7 @@ _runs: dict[str, int] = {}
 
 
 def _viewer_is_missing() -> bool:
-    """Tell whether the next frame must have the viewer, and note the cell of it.
+    """Return whether the next frame must have the viewer, and note the cell of it.
 
     That is so outside of notebooks, in the first cell, and in a cell that runs again:
     its output, which may have held the viewer, is gone.

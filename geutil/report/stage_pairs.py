@@ -28,7 +28,7 @@ from geutil.report.differences import (
 from geutil.report.graphs import Subject, add_noise, subjects_of
 from geutil.report.tflite_differences import FUSED, links_of, named_after, pairs_of_file
 from geutil.report.tflite_nodes import FileSubject, is_file
-from geutil.tflite.precision import is_quantized
+from geutil.tflite.kinds import is_quantized
 
 if TYPE_CHECKING:
     from geutil.report.differences import Drawn
@@ -75,7 +75,7 @@ class DrawnStage:
 
 
 def simulates_quantization(value: object) -> bool:
-    """Tell whether a value is a model with FakeQuant ops."""
+    """Return whether a value is a model with FakeQuant ops."""
     return isinstance(value, Model) and any(
         op.type in FAKE_QUANT for op in value.reached_ops()
     )

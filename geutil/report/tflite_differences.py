@@ -12,14 +12,12 @@ from geutil.graph.walks import walk_by_identity
 from geutil.report.graphs import Subject, called_functions
 from geutil.report.page import Row, Rows
 from geutil.report.tflite_nodes import FileSubject, listed_lines, precision_lines
-from geutil.tflite.kernels import is_step
-from geutil.tflite.matches import Ends, Matching, match
+from geutil.tflite.kinds import TYPE_CHANGES, computes_in_float, is_quantized
+from geutil.tflite.matches import Ends, Matching, is_step, match
 from geutil.tflite.op_names import UniqueNames, file_names
-from geutil.tflite.precision import computes_in_float, is_quantized
 
 SAME, ADDED, REMOVED, FUSED = 0, 1, 2, 5
 """The fate of an op, as the viewer numbers it."""
-_CONVERSIONS = frozenset(("CAST", "DEQUANTIZE", "QUANTIZE"))
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ class FileDifference:
     @property
     def is_empty(self) -> bool:
         """True if the file computes the whole graph, and otherwise only conversions."""
-        own = [op for op in self.added if op.op_type not in _CONVERSIONS]
+        own = [op for op in self.added if op.op_type not in TYPE_CHANGES]
         return not (own or self.missing)
 
     def __str__(self) -> str:

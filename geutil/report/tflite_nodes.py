@@ -1,4 +1,7 @@
-"""TFLite files as graphs to draw: a node for each op, input and constant."""
+"""TFLite files as graphs to draw: a node for each op, input and constant.
+
+A file alone needs no TensorFlow.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,15 @@ from geutil import tflite
 from geutil.errors import ModelError
 from geutil.formats import TFLITE_SUFFIX
 from geutil.model.files.inspection import read_tflite
-from geutil.report.page import Row, Rows
+from geutil.report.page import Page, Row, Rows, payload_of
 from geutil.tflite import LiteFile, LiteGraph, LiteOp, LiteSignature, LiteTensor
-from geutil.tflite.op_names import UniqueNames, op_names, sources_of
-from geutil.tflite.precision import (
+from geutil.tflite.kinds import (
     by_count,
     computes_in_float,
     is_quantized,
     precision_of,
 )
+from geutil.tflite.op_names import UniqueNames, op_names, sources_of
 
 _INPUT, _CONSTANT, _VARIABLE = "INPUT", "CONST", "VARIABLE"
 NO_OPS = (_INPUT, _CONSTANT, _VARIABLE)
@@ -102,7 +105,7 @@ class FileSubject:
 
 
 def is_file(value: object) -> bool:
-    """Tell whether a value is a TFLite file: its path, or its bytes."""
+    """Return whether a value is a TFLite file: its path, or its bytes."""
     if isinstance(value, bytes | bytearray):
         return True
     if not isinstance(value, str | os.PathLike):
@@ -292,6 +295,17 @@ def precision_rows(subject: FileSubject) -> Rows:
     )
     told = precision_lines(node.precision for _, node, _ in listed)
     return Rows("Types that ops compute in", tuple(told), rows)
+
+
+def view_file(value: Any, title: str) -> Page:
+    """Draw a TFLite file; see `geutil.report.view`."""
+    return page_of_file(file_subject(value), title)
+
+
+def page_of_file(drawn: FileSubject, title: str) -> Page:
+    """Return the page of a file."""
+    rows = precision_rows(drawn)
+    return Page(title, payload_of("view", title, drawn.data(), rows))
 
 
 def precision_lines(precisions: Iterable[str]) -> list[str]:

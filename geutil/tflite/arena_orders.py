@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from geutil.graph.walks import tree
-from geutil.tflite.arena import ArenaProgram
+from geutil.tflite.interpreter import ArenaProgram
 
 Order = Sequence[int]
 _Partial = tuple[tuple[int, ...], int, tuple[int, ...], list[int]]
@@ -57,7 +57,7 @@ def least_peak(program: ArenaProgram, *, iterations: int = 20_000) -> LeastPeak:
     Example:
         A sum of two branches; the one whose result is small had better run first:
 
-        >>> from geutil.tflite.arena import ArenaProgram, Value
+        >>> from geutil.tflite.interpreter import ArenaProgram, Value
         >>> x, large = Value(10, -1, (0, 1)), Value(40, 0, (3,))
         >>> wide, small = Value(90, 1, (2,)), Value(10, 2, (3,))
         >>> program = ArenaProgram(4, [x, large, wide, small, Value(1, 3)])
@@ -274,7 +274,7 @@ def least_arena(
     """Return the best of some orders, and of such that one move after another leads to.
 
     Example:
-        >>> from geutil.tflite.arena import ArenaProgram, Value
+        >>> from geutil.tflite.interpreter import ArenaProgram, Value
         >>> values = [Value(8, 0, (1,)), Value(1, 1), Value(8, 2, (3,)), Value(1, 3)]
         >>> program = ArenaProgram(4, values)
         >>> least_arena(program, lambda o: (program.peak(o),), [[0, 2, 1, 3]], enough=9)

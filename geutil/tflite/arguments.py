@@ -102,7 +102,7 @@ def _parted(hint: Any) -> tuple[Any, tuple[Any, ...]]:
 
 
 def _fits(value: Any, hint: Any, name: str) -> bool:
-    """Tell whether a value is one that an annotation allows."""
+    """Return whether a value is one that an annotation allows."""
     origin, parts = _parted(hint)
     if hint is Any:
         return True

@@ -96,7 +96,7 @@ def assembled(file: F, parts: Sequence[FilePart]) -> F:
 def fill(
     graph: LiteGraph, part: FilePart, callees: Mapping[LiteGraph, LiteGraph]
 ) -> dict[LiteTensor, LiteTensor]:
-    """Let an empty subgraph be a copy of a part; return the copies of tensors."""
+    """Fill an empty subgraph with a copy of a part; return the copies of tensors."""
     old = part.graph
     graph.record = copied_record(old.record)
     more = old.tensors if part.is_whole else (*part.inputs, *part.outputs)

@@ -46,7 +46,7 @@ def with_called(op: LiteOp) -> list[LiteOp]:
 
 
 def keeps_order(op: LiteOp) -> bool:
-    """Tell whether an op runs in its place among others that read or change state."""
+    """Return whether an op runs in its place among others that read or change state."""
     return any(
         one.kind in _ORDERED or one.is_custom or any(t.is_variable for t in one.reads)
         for one in with_called(op)
@@ -54,7 +54,7 @@ def keeps_order(op: LiteOp) -> bool:
 
 
 def has_effect(op: LiteOp) -> bool:
-    """Tell whether an op is needed even if nothing reads its results."""
+    """Return whether an op is needed even if nothing reads its results."""
     return any(
         one.kind in WRITERS
         or one.kind == "CALL_ONCE"
@@ -101,7 +101,7 @@ def calls(
 
 
 def writes_state(op: LiteOp) -> bool:
-    """Tell whether an op, or a subgraph that it calls, writes to a resource."""
+    """Return whether an op, or a subgraph that it calls, writes to a resource."""
     return any(one.kind in WRITERS for one in with_called(op))
 
 
@@ -172,7 +172,7 @@ _CALLS_OF_OTHERS = "STABLEHLO_CUSTOM_CALL"
 
 
 def calls_others(op: LiteOp) -> bool:
-    """Tell whether an op calls subgraphs, or functions of who runs the file."""
+    """Return whether an op calls subgraphs, or functions of who runs the file."""
     return bool(op.subgraphs) or op.kind == _CALLS_OF_OTHERS
 
 

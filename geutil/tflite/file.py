@@ -26,8 +26,8 @@ from geutil.tflite import (
 )
 from geutil.tflite.arguments import checked
 from geutil.tflite.flatbuffer import Writer, read_into
+from geutil.tflite.kinds import runtime_needed
 from geutil.tflite.parts import Contents
-from geutil.tflite.precision import runtime_needed
 
 
 class LiteFile(Contents):

@@ -21,6 +21,12 @@ from flatbuffers import number_types
 
 from geutil.errors import GeutilError, TFLiteError
 from geutil.tflite.arguments import check_text
+from geutil.tflite.kinds import (
+    RUNTIME,
+    runtime_entry,
+    runtime_named,
+    runtime_needed,
+)
 from geutil.tflite.parts import (
     Array,
     Buffer,
@@ -33,12 +39,6 @@ from geutil.tflite.parts import (
     Quantization,
     copied_record,
     text,
-)
-from geutil.tflite.precision import (
-    RUNTIME,
-    runtime_entry,
-    runtime_named,
-    runtime_needed,
 )
 from geutil.tflite.schema import (
     CUSTOM,
@@ -116,8 +116,8 @@ def _piece(data: Array, start: int, size: int) -> bytes:
 
 T = TypeVar("T")
 
-_DATA = 4
-"""The field of the bytes in the schema's table of a buffer."""
+_DATA, _OFFSET = 4, 6
+"""The fields of the bytes and of their place in the schema's table of a buffer."""
 
 
 class BrokenFileError(TFLiteError):
@@ -423,7 +423,7 @@ def _named(names: Mapping[int, str], number: int, what: str) -> str:
 
 
 def _is_tflite(blob: bytes) -> bool:
-    """Tell whether bytes are a TFLite file."""
+    """Return whether bytes are a TFLite file."""
     return bytes(blob[4:8]) == IDENTIFIER
 
 
@@ -433,8 +433,6 @@ _LARGEST = 2**31 - 1
 """Offsets in a flatbuffer reach so far; weights of larger files lie behind it."""
 _TABLES = 64 << 20
 """Room for the tables of a file whose weights lie inside."""
-_DATA, _OFFSET = 4, 6
-"""The fields of the bytes and of their place in the schema's table of a buffer."""
 _LARGE_OFFSET = 22
 """The field of an op for the place of custom options behind the flatbuffer."""
 _LAST_OF_ONE_BYTE = 127

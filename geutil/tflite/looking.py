@@ -285,7 +285,7 @@ def boundary_of(
 
 
 def is_constant(tensor: LiteTensor, graph: LiteGraph) -> bool:
-    """Tell whether the values of a tensor are in the file, for no run to change."""
+    """Return whether the values of a tensor are in the file, for no run to change."""
     return not (tensor.makers or tensor.is_variable or tensor in {*graph.inputs})
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from geutil.errors import TFLiteError
 from geutil.tflite import effects, looking
 from geutil.tflite.arguments import checked
-from geutil.tflite.kinds import faults_of_steps
+from geutil.tflite.kinds import faults_of_steps, version_of
 from geutil.tflite.looking import GraphLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     Contents,
@@ -20,7 +20,6 @@ from geutil.tflite.parts import (
     LiteTensor,
     Quantization,
 )
-from geutil.tflite.precision import version_of
 from geutil.tflite.schema import DTYPES, kind_number, option_fault, type_numbers
 from geutil.tflite.shapes import output_shapes, output_types
 from geutil.tflite.type_changes import give_ends
@@ -253,7 +252,7 @@ def _describe(
     dtype: str | None,
     quantization: Quantization | None,
 ) -> None:
-    """Let the tensors that an op makes have the types and shapes of its kind."""
+    """Set the types and shapes of the tensors that an op makes, by its kind."""
     if dtype is not None:
         check_dtype(dtype)
     first = next((t for t in op.reads), None)

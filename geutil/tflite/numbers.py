@@ -478,7 +478,7 @@ def _biases(
 
 
 def _replace_bias(op: LiteOp, place: int, value: Array, steps: Quantization) -> None:
-    """Give an op a bias of its own, where others read it, too."""
+    """Replace the bias of an op, by a copy where others read it, too."""
     bias = op.inputs[place]
     if bias is None or op.graph is None:
         return

@@ -67,7 +67,7 @@ def called(name: str, ops: Mapping[str, T]) -> T | None:
 
 
 def names_result(name: str) -> bool:
-    """Tell whether a name is that of a whole function's result, and so of no op."""
+    """Return whether a name is that of a whole function's result, and so of no op."""
     return name.rpartition("/")[2].rstrip(_DIGITS).rstrip("_") in CALLS
 
 

@@ -116,6 +116,16 @@ class Buffer:
 
 LARGEST_SIZE = 2**31 - 1
 """The schema has sizes of 32 bits."""
+Sizes = Sequence[int | None] | None
+"""A shape, with None for sizes that are free; None for an unknown rank."""
+
+
+def changed_sizes(old: Sizes, new: Sizes) -> list[int]:
+    """Return the dimensions whose sizes are known and differ; none of other ranks."""
+    if old is None or new is None or len(old) != len(new):
+        return []
+    pairs = enumerate(zip(old, new, strict=True))
+    return [i for i, (a, b) in pairs if None not in (a, b) and a != b]
 
 
 class LiteTensor:
@@ -489,6 +499,12 @@ class LiteOp:
         return self.kind if place < 0 else f"{place} ({self.kind})"
 
 
+def check_free(op: LiteOp) -> None:
+    """Refuse an op that is in a subgraph."""
+    if op.graph is not None:
+        raise TFLiteError(f"{op!r} is in a subgraph already; pass op.copied({{}})")
+
+
 def _count(
     op: LiteOp, tensors: Iterable[LiteTensor | None], field: str, step: int = 1
 ) -> None:
@@ -564,8 +580,7 @@ class LiteGraph:
 
         Cost: linear in the ops after it.
         """
-        if op.graph is not None:
-            raise TFLiteError(f"{op!r} is in a subgraph already; pass op.copied({{}})")
+        check_free(op)
         self._ops.insert(len(self._ops) if at is None else at, op)
         self._listed = None
         self._attach(op)

@@ -26,19 +26,21 @@ from geutil.tflite.parts import (
     LiteGraph,
     LiteOp,
     LiteTensor,
+    changed_sizes,
 )
 from geutil.tflite.schema import DTYPES, words
 from geutil.tflite.shapes import (
     Case,
     Known,
     Shape,
+    computed,
     constant,
+    listed,
     merged,
     output_shapes,
     places_of_slice,
     volume,
 )
-from geutil.tflite.size_folds import computed, listed
 
 Resize = Literal["scale", "keep"]
 _PROBE = 7
@@ -104,7 +106,7 @@ class Flow:
         return self
 
     def fit(self, op: LiteOp) -> None:
-        """Let constants of an op fit its inputs."""
+        """Adapt the constants of an op to its inputs."""
 
     def check(self, op: LiteOp) -> None:
         """Check an op whose outputs have their shapes."""
@@ -188,10 +190,10 @@ class _Fitting(Flow):
     def changed(self, op: LiteOp, place: int = 0) -> list[int]:
         """Return the dimensions of an input whose sizes changed."""
         old, new = self.before(op, place), self.case(op).shapes[place]
-        return _changed(old, new)
+        return changed_sizes(old, new)
 
     def fit(self, op: LiteOp) -> None:
-        """Let constants of an op fit its inputs."""
+        """Adapt the constants of an op to its inputs."""
         self._fit_states(op)
         if op.is_custom:
             if any(self.changed(op, i) for i in range(len(op.inputs))):
@@ -205,7 +207,7 @@ class _Fitting(Flow):
             fit(self, op)
 
     def _fit_states(self, op: LiteOp) -> None:
-        """Let the states of a recurrent op have the batch size of its input."""
+        """Set the batch size of a recurrent op's states to that of its input."""
         shape = self.shape(op.inputs[0]) if op.inputs else None
         if op.kind not in _STATES or not shape:
             return
@@ -260,11 +262,11 @@ class _Fitting(Flow):
         return None if value is None else value.reshape(-1).tolist()
 
     def _grows(self, op: LiteOp) -> bool:
-        """Tell whether the shape of an output changes."""
-        return any(_changed(self.old.shape(t), self.shape(t)) for t in op.outputs)
+        """Return whether the shape of an output changes."""
+        return any(changed_sizes(self.old.shape(t), self.shape(t)) for t in op.outputs)
 
     def rewrite(self, op: LiteOp, place: int, value: Any) -> None:
-        """Let an input of an op be another constant."""
+        """Replace a constant that an op reads."""
         tensor = op.inputs[place]
         if tensor is None or constant(tensor) is None:
             raise TFLiteError(
@@ -284,7 +286,7 @@ class _Fitting(Flow):
         value = None if tensor is None else constant(tensor)
         if value is None or wanted is None or None in wanted or tensor is None:
             return False
-        dims = _changed(value.shape, wanted)
+        dims = changed_sizes(value.shape, wanted)
         if len(value.shape) != len(wanted) or len(dims) != 1 or not self.batch:
             return False
         axis = dims[0]
@@ -296,14 +298,6 @@ class _Fitting(Flow):
             )
         self.rewrite(op, place, np.repeat(first, int(wanted[axis] or 1), axis))
         return True
-
-
-def _changed(old: Shape, new: Shape) -> list[int]:
-    """Return the dimensions whose sizes are known and differ."""
-    if old is None or new is None or len(old) != len(new):
-        return []
-    pairs = enumerate(zip(old, new, strict=True))
-    return [i for i, (a, b) in pairs if None not in (a, b) and a != b]
 
 
 def _ambiguous(op: LiteOp, why: str, remedy: str = "") -> TFLiteError:
@@ -318,7 +312,7 @@ def _fit_reshape(flow: _Fitting, op: LiteOp) -> None:
     old, new = flow.before(op), flow.case(op).shapes[0]
     made = flow.old.shape(op.outputs[0])
     target = op.inputs[1] if len(op.inputs) > 1 else None
-    if not _changed(old, new) or made is None:
+    if not changed_sizes(old, new) or made is None:
         return
     if target is not None and constant(target) is None:
         return  # It is computed, of the new sizes.
@@ -348,7 +342,7 @@ def _regrouped(
     """
     wanted: list[Any] = list(made)
     for inputs, outputs in _groups(old, made):
-        grown = [i for i in inputs if _changed((old[i],), (new[i],))]
+        grown = [i for i in inputs if changed_sizes((old[i],), (new[i],))]
         if not grown:
             continue
         before, after = (volume([s[i] for i in inputs]) for s in (old, new))
@@ -402,7 +396,7 @@ def _groups(old: Known, made: Known) -> Iterable[tuple[list[int], list[int]]]:
 
 
 def _fit_slice(flow: _Fitting, op: LiteOp) -> None:
-    """Let a slice that took a whole dimension take the whole of the new one."""
+    """Extend a slice of a whole dimension to the whole of the new one."""
     case, old = flow.case(op), flow.before(op) or ()
     dims = flow.changed(op)
     if not dims:
@@ -418,7 +412,7 @@ def _fit_slice(flow: _Fitting, op: LiteOp) -> None:
 
 
 def _fit_strided_slice(flow: _Fitting, op: LiteOp) -> None:
-    """Let a strided slice that took a whole dimension take the whole of the new one."""
+    """Extend a strided slice of a whole dimension to the whole of the new one."""
     case, old = flow.case(op), flow.before(op) or ()
     dims = flow.changed(op)
     places = places_of_slice(case) if dims else None
@@ -443,7 +437,7 @@ def _fit_strided_slice(flow: _Fitting, op: LiteOp) -> None:
 
 
 def _fit_broadcast_to(flow: _Fitting, op: LiteOp) -> None:
-    """Let a tensor be broadcast to the new size of a dimension that it had."""
+    """Broadcast a tensor to the new size of a dimension that it had."""
     sizes, dims = flow.entries(op, 1), flow.changed(op)
     new = flow.case(op).shapes[0]
     if not dims or sizes is None or new is None:
@@ -500,7 +494,9 @@ def _fit_loop(flow: _Fitting, op: LiteOp) -> None:
         with suppress(TFLiteError):
             trial.follow(body, dict(zip(body.inputs, case.shapes, strict=True)))
         made = [trial.shapes.get(t, t.shape) for t in body.outputs]
-        grown = [i for i, shape in enumerate(made) if _changed(case.shapes[i], shape)]
+        grown = [
+            i for i, shape in enumerate(made) if changed_sizes(case.shapes[i], shape)
+        ]
         fitted = [i for i in grown if flow.repeat(op, i, made[i])]
         if not fitted:
             return
@@ -510,7 +506,7 @@ def _fit_loop(flow: _Fitting, op: LiteOp) -> None:
 def _fit_assigned(flow: _Fitting, op: LiteOp) -> None:
     """Repeat the first value of a variable that holds rows of a batch."""
     wanted, value = flow.variables.get(flow.handle(op)), flow.case(op).shapes[1]
-    if wanted is None or value is None or not _changed(value, wanted):
+    if wanted is None or value is None or not changed_sizes(value, wanted):
         return
     if value == flow.before(op, 1) and constant(op.inputs[1] or op.outputs[0]) is None:
         raise _UnscaledError(flow.handle(op))
@@ -721,7 +717,7 @@ def _fitted(
 ) -> _Fitting:
     """Return the shapes that follow from inputs, and the constants that fit them."""
     grown = [(old.shape(t), shape) for t, shape in given.items()]
-    ratio = [(a[0], b[0]) for a, b in grown if a and b and _changed(a, b)]
+    ratio = [(a[0], b[0]) for a, b in grown if a and b and changed_sizes(a, b)]
     kept: set[Any] = set()
     while True:
         fitting = _Fitting(old, batch, resize)
@@ -741,7 +737,7 @@ def _fitted(
 
 
 def _free(flow: _Fitting, old: Flow) -> None:
-    """Let rewritten constants hold -1 for sizes that are made free."""
+    """Write -1 into rewritten constants for sizes that become free."""
     for (op, place), value in flow.constants.items():
         tensor = op.inputs[place]
         before = None if tensor is None else constant(tensor)

@@ -44,30 +44,17 @@ _ENUMERATIONS = {
 }
 """Options that are written as words, by the schema's enumeration of these."""
 _OPTIONS = {
-    **dict.fromkeys(("AVERAGE_POOL_2D", "L2_POOL_2D", "MAX_POOL_2D"), "Pool2D"),
-    **dict.fromkeys(
-        ("MEAN", "REDUCE_ALL", "REDUCE_ANY", "REDUCE_MAX", "REDUCE_MIN", "REDUCE_PROD"),
-        "Reducer",
-    ),
-    **dict.fromkeys(("MAXIMUM", "MINIMUM"), "MaximumMinimum"),
-    **dict.fromkeys(("RNN", "UNIDIRECTIONAL_SEQUENCE_RNN"), "SequenceRNN"),
-    **dict.fromkeys(("CONV_3D", "CONV_3D_TRANSPOSE"), "Conv3D"),
-    **dict.fromkeys(
-        ("MULTINOMIAL", "RANDOM_STANDARD_NORMAL", "RANDOM_UNIFORM"), "Random"
-    ),
-    "BATCH_MATMUL": "BatchMatMul",
-    "CUMSUM": "Cumsum",
-    "L2_NORMALIZATION": "L2Norm",
-    "LOCAL_RESPONSE_NORMALIZATION": "LocalResponseNormalization",
-    "LSTM": "LSTM",
-    "PADV2": "PadV2",
-    "RNN": "RNN",
-    "SUM": "Reducer",
-    "SVDF": "SVDF",
-    "TOPK_V2": "TopKV2",
-    "UNIDIRECTIONAL_SEQUENCE_LSTM": "UnidirectionalSequenceLSTM",
-    "BIDIRECTIONAL_SEQUENCE_LSTM": "BidirectionalSequenceLSTM",
-    "BIDIRECTIONAL_SEQUENCE_RNN": "BidirectionalSequenceRNN",
+    kind: table
+    for table, kinds in {
+        "Conv3D": "CONV_3D_TRANSPOSE",
+        "L2Norm": "L2_NORMALIZATION",
+        "MaximumMinimum": "MAXIMUM MINIMUM",
+        "Pool2D": "AVERAGE_POOL_2D L2_POOL_2D MAX_POOL_2D",
+        "Random": "MULTINOMIAL RANDOM_STANDARD_NORMAL RANDOM_UNIFORM",
+        "Reducer": "MEAN REDUCE_ALL REDUCE_ANY REDUCE_MAX REDUCE_MIN REDUCE_PROD SUM",
+        "SequenceRNN": "UNIDIRECTIONAL_SEQUENCE_RNN",
+    }.items()
+    for kind in kinds.split()
 }
 """Kinds of ops whose table of options is not called after them."""
 
@@ -111,7 +98,7 @@ def _schema_of_tensorflow() -> Any:
 
 
 def knows_blocks() -> bool:
-    """Tell whether the schema that is installed has steps for blocks."""
+    """Return whether the schema that is installed has steps for blocks."""
     return hasattr(schema(), "BlockwiseQuantizationT")
 
 
@@ -225,7 +212,7 @@ def option_fault(table: str | None, name: str, value: Any) -> str:
 # Typed: 1.0 is no whole number, and equals one.
 @lru_cache(4096, typed=True)
 def _packs(table: str, attribute: str, value: Any) -> bool:
-    """Tell whether a file can hold a value in a table of options."""
+    """Return whether a file can hold a value in a table of options."""
     record = getattr(schema(), f"{table}T")()
     setattr(record, attribute, value)
     try:
@@ -252,5 +239,5 @@ def field_count(table: str) -> int:
 
 
 def is_call(option: str) -> bool:
-    """Tell whether an option holds the number of a subgraph."""
+    """Return whether an option holds the number of a subgraph."""
     return option.endswith(("subgraph_index", "subgraph"))

@@ -2,12 +2,17 @@
 
 The rules are those of TFLite's kernels (their `Prepare`). Sizes that depend on data, or
 on a free size, are None; shapes of ops without a rule, such as custom ops, are unknown.
+
+Where a size is free, a converter leaves ops such as `tf.shape(x)[0] * 4` in a file.
+Arrays of such sizes hold Python's numbers, and None for those that are not known.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,7 +28,7 @@ Known = tuple[Size, ...]
 
 
 class Unknown(Exception):  # noqa: N818
-    """A shape cannot be told; not an error."""
+    """A shape is not known; not an error."""
 
 
 class _MismatchError(Exception):
@@ -86,6 +91,15 @@ def volume(shape: Sequence[Size]) -> Size:
     return None if None in shape else math.prod(size or 0 for size in shape)
 
 
+def _sum(sizes: Sequence[Size]) -> Size:
+    return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+def _if_known(function: Callable[..., Any], *numbers: Any) -> Any:
+    """Return a function of numbers; None if one of them is not known."""
+    return None if None in numbers else function(*numbers)
+
+
 def broadcast(*shapes: Known) -> Known:
     """Return the shape that shapes broadcast to.
 
@@ -142,14 +156,14 @@ def _image(case: Case, kernel: Sequence[Size], made: Size) -> list[Shape]:
 def _conv(case: Case) -> list[Shape]:
     """[batch, height, width, channels] by [channels made, height, width, ...]."""
     (_, _, _, depth), (made, kh, kw, per_group) = case.shape(0), case.shape(1)
-    if None not in (depth, per_group) and depth % per_group:  # type: ignore[operator]
+    if _if_known(operator.mod, depth, per_group):
         raise _MismatchError(f"its weights take {per_group} channels, not {depth}")
     return _image(case, (kh, kw), made)
 
 
 def _depthwise(case: Case) -> list[Shape]:
     (_, _, _, depth), (_, kh, kw, made) = case.shape(0), case.shape(1)
-    if None not in (depth, made) and made % depth:  # type: ignore[operator]
+    if _if_known(operator.mod, made, depth):
         raise _MismatchError(f"its weights make {made} channels of {depth}")
     return _image(case, (kh, kw), made)
 
@@ -171,7 +185,7 @@ def _mapped(rule: Callable[[Known, Array], Known]) -> Rule:
 
 def _padded(x: Known, pads: Array) -> Known:
     sums = zip(x, pads.reshape(-1, 2).sum(1).tolist(), strict=True)
-    return tuple(None if size is None else size + more for size, more in sums)
+    return tuple(_if_known(operator.add, size, more) for size, more in sums)
 
 
 def _pack(case: Case) -> list[Shape]:
@@ -195,9 +209,9 @@ def _split(case: Case) -> list[Shape]:
     x, count = case.shape(1), len(case.op.outputs)
     axis = _axis(case.value(0), len(x))
     size = x[axis]
-    if size is not None and size % count:
+    if _if_known(operator.mod, size, count):
         raise _MismatchError(f"{size} cannot be split into {count}")
-    return [_put(x, axis, [size if size is None else size // count])] * count
+    return [_put(x, axis, [_if_known(operator.floordiv, size, count)])] * count
 
 
 def _gather(case: Case) -> list[Shape]:
@@ -218,8 +232,7 @@ def _in_blocks(case: Case) -> list[Shape]:
     gathers = case.op.kind == "BATCH_TO_SPACE_ND"
     for i, (step, more) in enumerate(zip(blocks, ends.sum(1), strict=True)):
         size, block = sizes[i], int(step)
-        if n is not None:
-            n = n // block if gathers else n * block
+        n = _if_known(operator.floordiv if gathers else operator.mul, n, block)
         if size is not None and gathers:
             sizes[i] = size * block - int(more)
         elif size is not None:
@@ -242,7 +255,7 @@ def _segments(case: Case) -> list[Shape]:
 
 def _fourier(case: Case) -> list[Shape]:
     high, wide = case.sizes(1)
-    return [(*case.shape(0)[:-2], high, None if wide is None else wide // 2 + 1)]
+    return [(*case.shape(0)[:-2], high, _if_known(lambda w: w // 2 + 1, wide))]
 
 
 def _window(size: Size, case: Case, kernel: Size, letter: str) -> Size:
@@ -277,7 +290,7 @@ def _conv_3d(case: Case) -> list[Shape]:
 def _fully_connected(case: Case) -> list[Shape]:
     x, (units, depth) = case.shape(0), case.shape(1)
     if case.option("keep_num_dims"):
-        if None not in (x[-1], depth) and x[-1] != depth:
+        if _if_known(operator.ne, x[-1], depth):
             raise _MismatchError(f"its weights take {depth} values, not {x[-1]}")
         return [(*x[:-1], units)]
     total = volume(x)
@@ -292,7 +305,7 @@ def _batch_matmul(case: Case) -> list[Shape]:
     x, y = case.shape(0), case.shape(1)
     rows, inner = (x[-1], x[-2]) if case.option("adj_x") else (x[-2], x[-1])
     own, columns = (y[-1], y[-2]) if case.option("adj_y") else (y[-2], y[-1])
-    if None not in (inner, own) and inner != own:
+    if _if_known(operator.ne, inner, own):
         raise _MismatchError(f"{_text(x)} and {_text(y)} do not fit a product")
     return [(*broadcast(x[:-2], y[:-2]), rows, columns)]
 
@@ -310,21 +323,18 @@ def _reshape(case: Case) -> list[Shape]:
 def reshaped(shape: Shape, target: Known) -> Known:
     """Return the shape of a tensor of a shape when it is reshaped to a target."""
     total = None if shape is None else volume(shape)
-    if -1 not in target:
-        if None not in (total, made := volume(target)) and total != made:
-            raise _MismatchError(
-                f"{total} values do not fit the shape {_text(target)} that it makes"
-            )
-        return target
     rest = volume([size for size in target if size != -1])
     free: Size = None
+    misfits = False
+    if -1 not in target:
+        misfits = _if_known(operator.ne, total, rest)
     # Beside a size of 0 any number fits, so that -1 stays open.
-    if total is not None and rest:
-        free, left = divmod(total, rest)
-        if left:
-            raise _MismatchError(
-                f"{total} values do not fit the shape {_text(target)} that it makes"
-            )
+    elif total is not None and rest:
+        free, misfits = total // rest, total % rest > 0
+    if misfits:
+        raise _MismatchError(
+            f"{total} values do not fit the shape {_text(target)} that it makes"
+        )
     return tuple(free if size == -1 else size for size in target)
 
 
@@ -341,12 +351,10 @@ def _slice(case: Case) -> list[Shape]:
     x, made = case.shape(0), []
     begins, sizes = case.sizes(1), case.sizes(2)
     for size, begin, wanted in zip(x, begins, sizes, strict=True):
-        if wanted != -1:
-            if None not in (size, begin, wanted) and begin + wanted > size:  # type: ignore[operator]
-                raise _MismatchError(f"{begin} + {wanted} ends behind the size {size}")
-            made.append(wanted)
-        else:
-            made.append(None if size is None or begin is None else size - begin)
+        left = _if_known(operator.sub, size, begin)
+        if wanted != -1 and _if_known(operator.gt, wanted, left):
+            raise _MismatchError(f"{begin} + {wanted} ends behind the size {size}")
+        made.append(left if wanted == -1 else wanted)
     return [tuple(made)]
 
 
@@ -373,23 +381,17 @@ def places_of_slice(case: Case) -> list[tuple[str, int, slice]] | None:
             found.append(("new", axis, slice(None)))
         else:
             word = "shrink" if masks["shrink_axis"] >> i & 1 else "keep"
-            whole = masks["begin"] >> i & 1, masks["end"] >> i & 1
             first, last = begin[i], end[i]
             if None in (first, last, step[i]):
                 return None
             if case.option("offset"):
                 last = first + last
-            found.append(
-                (
-                    word,
-                    axis,
-                    slice(
-                        None if whole[0] else int(first),
-                        None if whole[1] else int(last),
-                        int(step[i]),
-                    ),
-                )
+            bounds = slice(
+                None if masks["begin"] >> i & 1 else int(first),
+                None if masks["end"] >> i & 1 else int(last),
+                int(step[i]),
             )
+            found.append((word, axis, bounds))
             axis += 1
     return found + [("keep", k, slice(None)) for k in range(axis, rank)]
 
@@ -399,20 +401,19 @@ def _strided_slice(case: Case) -> list[Shape]:
     x = case.shape(0)
     places = places_of_slice(case)
     if places is None:
-        # Without the bounds, nothing tells how many dimensions an ellipsis covers.
+        # Without the bounds, nothing says how many dimensions an ellipsis covers.
         if case.option("ellipsis_mask") or case.option("new_axis_mask"):
             raise Unknown
         mask = case.option("shrink_axis_mask")
         return [tuple(None for i in range(len(x)) if not mask >> i & 1)]
     made: list[Size] = []
     for word, axis, taken in places:
-        size = 1 if word == "new" else x[axis]
         if word == "new":
             made.append(1)
         elif word == "keep":
+            size = x[axis]
             whole = taken == slice(None)
-            known = size if whole or size is None else len(range(size)[taken])
-            made.append(known)
+            made.append(size if whole or size is None else len(range(size)[taken]))
     return [tuple(made)]
 
 
@@ -422,7 +423,7 @@ def _concatenation(case: Case) -> list[Shape]:
     made: list[Size] = []
     for i, sizes in enumerate(zip(*shapes, strict=True)):
         if i == axis:
-            made.append(None if None in sizes else sum(s or 0 for s in sizes))
+            made.append(_sum(sizes))
             continue
         known = {size for size in sizes if size is not None}
         if len(known) > 1:
@@ -437,12 +438,9 @@ def _split_v(case: Case) -> list[Shape]:
     x = case.shape(0)
     axis, sizes = _axis(case.value(2), len(x)), list(case.sizes(1))
     if -1 in sizes:
-        rest = volume([1, *(s for s in sizes if s != -1)])
-        known = [s or 0 for s in sizes if s != -1]
-        total = x[axis]
-        free = None if total is None or rest is None else total - sum(known)
-        sizes[sizes.index(-1)] = free
-    if None not in (x[axis], *sizes) and sum(s or 0 for s in sizes) != x[axis]:
+        rest = _sum([s for s in sizes if s != -1])
+        sizes[sizes.index(-1)] = _if_known(operator.sub, x[axis], rest)
+    if _if_known(operator.ne, _sum(sizes), x[axis]):
         raise _MismatchError(f"sizes {sizes} are not those of {x[axis]}")
     return [_put(x, axis, [size]) for size in sizes]
 
@@ -456,8 +454,6 @@ def _gather_nd(case: Case) -> list[Shape]:
 
 def _reduce(case: Case) -> list[Shape]:
     x = case.shape(0)
-    if case.maybe(1) is None:
-        raise Unknown
     axes = _axes(case.value(1), len(x))
     if case.option("keep_dims"):
         return [tuple(1 if i in axes else size for i, size in enumerate(x))]
@@ -472,19 +468,17 @@ def _resize(case: Case) -> list[Shape]:
 def _depth_to_space(case: Case) -> list[Shape]:
     n, h, w, c = case.shape(0)
     b = case.option("block_size")
-    return [(n, _times(h, b), _times(w, b), None if c is None else c // b**2)]
+    sizes = (_if_known(operator.mul, size, b) for size in (h, w))
+    return [(n, *sizes, _if_known(operator.floordiv, c, b * b))]
 
 
 def _space_to_depth(case: Case) -> list[Shape]:
     n, h, w, c = case.shape(0)
     b = case.option("block_size")
-    if any(size is not None and size % b for size in (h, w)):
+    if any(_if_known(operator.mod, size, b) for size in (h, w)):
         raise _MismatchError(f"{_text((h, w))} are no blocks of {b}")
-    return [(n, *(s and s // b for s in (h, w)), _times(c, b * b))]
-
-
-def _times(size: Size, factor: Size) -> Size:
-    return None if size is None or factor is None else size * factor
+    sizes = (_if_known(operator.floordiv, size, b) for size in (h, w))
+    return [(n, *sizes, _if_known(operator.mul, c, b * b))]
 
 
 def _range(case: Case) -> list[Shape]:
@@ -495,6 +489,11 @@ def _range(case: Case) -> list[Shape]:
     return [(max(0, math.ceil((last - first) / step)),)]
 
 
+def _tiled(case: Case) -> Known:
+    pairs = zip(case.shape(0), case.sizes(1), strict=True)
+    return tuple(_if_known(operator.mul, *pair) for pair in pairs)
+
+
 def _both_ways(place: int, behind: int, axis: int) -> Rule:
     """Return the rule of ops that read a sequence in both directions."""
 
@@ -502,7 +501,7 @@ def _both_ways(place: int, behind: int, axis: int) -> Rule:
         x = case.shape(0)
         sizes = case.shape(place)[axis], case.shape(behind)[axis]
         if case.option("merge_outputs"):
-            return [(*x[:-1], volume((1, *sizes)) and sum(s or 0 for s in sizes))]
+            return [(*x[:-1], _sum(sizes))]
         return [(*x[:-1], size) for size in sizes]
 
     return rule
@@ -613,9 +612,7 @@ RULES: Mapping[str, Rule] = {
     "SQUEEZE": _squeeze,
     "STRIDED_SLICE": _strided_slice,
     "SVDF": _svdf,
-    "TILE": _one(
-        lambda c: tuple(_times(*p) for p in zip(c.shape(0), c.sizes(1), strict=True))
-    ),
+    "TILE": _one(_tiled),
     "TOPK_V2": lambda case: [(*case.shape(0)[:-1], case.sizes(1)[0])] * 2,
     "TRANSPOSE": _mapped(lambda x, order: tuple(x[i] for i in _axes(order, len(x)))),
     "UNPACK": _unpack,
@@ -635,12 +632,11 @@ def output_shapes(
     if values is None:
         values = [None if t is None else constant(t) for t in op.inputs]
     rule = None if op.is_custom else RULES.get(op.kind)
-    if rule is None:
-        return (None,) * len(op.outputs)
+    made: list[Shape] = []
     try:
-        made = rule(Case(op, shapes, values))
+        made = rule(Case(op, shapes, values)) if rule else []
     except Unknown:
-        return (None,) * len(op.outputs)
+        pass
     except _MismatchError as error:
         raise TFLiteError(f"{op!r} cannot take its inputs: {error}") from None
     except (ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -672,3 +668,133 @@ def output_types(op: LiteOp) -> tuple[str | None, ...]:
     if op.kind == "TOPK_V2":
         return (found, None)[:count]
     return (found,) * count
+
+
+_MOST = 256
+"""Arrays of more numbers list no sizes: a shape has at most eight."""
+
+Fold = Callable[[Case, Shape], Array]
+
+
+def _each(function: Callable[..., Any]) -> Fold:
+    """Return the fold of a function of numbers."""
+    known = partial(_if_known, function)
+
+    def fold(case: Case, shape: Shape) -> Array:
+        numbers = [case.entries(i) for i in range(len(case.shapes))]
+        return np.asarray(np.frompyfunc(known, len(numbers), 1)(*numbers), object)
+
+    return fold
+
+
+def _reshaped(case: Case, shape: Shape) -> Array:
+    if shape is None or None in shape:
+        raise Unknown
+    return case.entries(0).reshape(shape)
+
+
+def _fold_strided_slice(case: Case, shape: Shape) -> Array:
+    value, places = case.entries(0), places_of_slice(case)
+    if places is None:
+        raise Unknown
+    taken = tuple(
+        {"new": None, "shrink": bounds.start or 0, "keep": bounds}[word]
+        for word, _, bounds in places
+    )
+    return np.asarray(value[taken], object)
+
+
+def _fold_slice(case: Case, shape: Shape) -> Array:
+    if shape is None or None in shape or None in case.sizes(1):
+        raise Unknown
+    begins = (b or 0 for b in case.sizes(1))
+    taken = (slice(b, b + (n or 0)) for b, n in zip(begins, shape, strict=True))
+    return case.entries(0)[tuple(taken)]
+
+
+def _fold_gather(case: Case, shape: Shape) -> Array:
+    if case.option("batch_dims"):
+        raise Unknown
+    indices = case.value(1).astype(np.int64)
+    return np.asarray(np.take(case.entries(0), indices, case.option("axis")), object)
+
+
+def _filled(case: Case, shape: Shape) -> Array:
+    count = None if shape is None else volume(shape)
+    if count is None or count > _MOST:
+        raise Unknown
+    filled = [case.entries(1).reshape(-1)[0]] * count
+    return np.asarray(filled, object).reshape(shape or ())
+
+
+def _fold_range(case: Case, shape: Shape) -> Array:
+    first, last, step = (case.value(i).reshape(-1)[0] for i in range(3))
+    if abs((last - first) / step) > _MOST:
+        raise Unknown
+    return np.arange(first, last, step).astype(object)
+
+
+def _joined(function: Callable[..., Any]) -> Fold:
+    """Return the fold of a function that joins all inputs along an axis."""
+    return lambda case, shape: function(
+        [case.entries(i) for i in range(len(case.shapes))], case.option("axis")
+    )
+
+
+def _product(case: Case, shape: Shape) -> Array:
+    axes = tuple(case.value(1).reshape(-1).astype(int).tolist())
+    made = np.prod(case.value(0), axis=axes, keepdims=bool(case.option("keep_dims")))
+    return np.asarray(made, object)
+
+
+def _cast(case: Case, shape: Shape) -> Array:
+    is_float = case.op.outputs[0].dtype.startswith("float")
+    return _each(float if is_float else int)(case, shape)
+
+
+_FOLDS: Mapping[str, Fold] = {
+    "ADD": _each(operator.add),
+    "CAST": _cast,
+    "CONCATENATION": _joined(np.concatenate),
+    "DIV": _each(lambda a, b: int(a / b) if isinstance(a, int) else a / b),
+    "EXPAND_DIMS": _reshaped,
+    "FILL": _filled,
+    "FLOOR": _each(lambda a: float(a // 1)),
+    "FLOOR_DIV": _each(operator.floordiv),
+    "FLOOR_MOD": _each(operator.mod),
+    "GATHER": _fold_gather,
+    "MAXIMUM": _each(max),
+    "MINIMUM": _each(min),
+    "MUL": _each(operator.mul),
+    "NEG": _each(operator.neg),
+    "PACK": _joined(np.stack),
+    "RANGE": _fold_range,
+    "RANK": lambda case, shape: np.asarray(len(case.shape(0)), object),
+    "REDUCE_PROD": _product,
+    "RESHAPE": _reshaped,
+    "SHAPE": lambda case, shape: np.asarray(case.shape(0), object),
+    "SLICE": _fold_slice,
+    "SQUEEZE": _reshaped,
+    "STRIDED_SLICE": _fold_strided_slice,
+    "SUB": _each(operator.sub),
+}
+"""Kinds of ops that compute sizes, and the arrays that they make."""
+
+
+def computed(case: Case, shape: Shape) -> Array | None:
+    """Return the sizes that an op computes; None if it computes something else."""
+    fold = _FOLDS.get(case.op.kind)
+    if fold is None or case.op.is_custom or len(case.op.outputs) != 1:
+        return None
+    try:
+        made = fold(case, shape)
+    except (Unknown, ArithmeticError, LookupError, TypeError, ValueError):
+        return None
+    return made if made.size <= _MOST else None
+
+
+def listed(value: Array | None) -> Array | None:
+    """Return a constant as an array of numbers; None of one that lists no sizes."""
+    if value is None or value.size > _MOST or value.dtype.kind not in "if":
+        return None
+    return value.astype(object)

@@ -17,7 +17,7 @@ from geutil.tflite import effects, looking, making, resizing
 from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import FilePart, assembled, drop_unused
 from geutil.tflite.effects import resource_of
-from geutil.tflite.kinds import have_equal_steps
+from geutil.tflite.kinds import RUNTIME, have_equal_steps
 from geutil.tflite.looking import GraphLike, OpLike, OpsLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     Buffer,
@@ -27,8 +27,9 @@ from geutil.tflite.parts import (
     LiteOp,
     LiteSignature,
     LiteTensor,
+    changed_sizes,
+    check_free,
 )
-from geutil.tflite.precision import RUNTIME
 from geutil.tflite.type_changes import conversion, move_ends
 from geutil.tflite.verify import check_fits
 
@@ -53,7 +54,7 @@ class EditPlan:
         *,
         outputs: bool = True,
     ) -> None:
-        """Let ops read other tensors, and let the subgraph give them."""
+        """Plan other inputs of ops, and other outputs of the subgraph."""
         if consumers is None:
             consumers = dict.fromkeys(op for t in moves for op in t.consumers)
         for op in consumers:
@@ -64,7 +65,7 @@ class EditPlan:
             self.outputs = tuple(moves.get(t, t) for t in self.outputs)
 
     def put(self, new: Iterable[LiteOp], old: Iterable[LiteOp] = ()) -> None:
-        """Let new ops run in the place of old ones, or ahead of all others."""
+        """Plan new ops in the place of old ones, or ahead of all others."""
         gone = {*old}
         at = next((i for i, op in enumerate(self.ops) if op in gone), 0)
         self.ops[at:at] = new
@@ -155,7 +156,7 @@ class Incoming:
         taken: Sequence[LiteTensor],
         given: Sequence[LiteTensor] | None = None,
     ) -> tuple[list[LiteOp], list[LiteTensor]]:
-        """Let ends be tensors of the file, like them; return its ops and outputs."""
+        """Replace ends by tensors of the file, like them; return ops and outputs."""
         for mine, its, word in (
             (taken, self.graph.inputs, "inputs"),
             (given, self.graph.outputs, "outputs"),
@@ -185,7 +186,7 @@ class Incoming:
     def fed(
         self, pairs: Mapping[LiteTensor, LiteTensor]
     ) -> dict[LiteTensor, LiteTensor]:
-        """Let inputs be tensors of the file; return those that became others."""
+        """Replace inputs by tensors of the file; return those that became others."""
         replaced: dict[LiteTensor, LiteTensor] = {}
         for theirs, ours in pairs.items():
             if not _fits(ours, theirs):
@@ -230,7 +231,7 @@ class Incoming:
         return [*self._bridges[0], *self._ops, *self._bridges[1]]
 
     def settle(self) -> None:
-        """Give the file the buffers and callees that the part needs."""
+        """Add the tensors and callees of the part to the file."""
         own, gone = self.own, {*self._dropped}
         mine = [t for t in self.graph.tensors if t not in gone]
         taken = {t.name for t in {*own.tensors} - {*mine}}
@@ -248,7 +249,7 @@ class Incoming:
         tensors: Sequence[LiteTensor],
         theirs: Sequence[LiteTensor] | None = None,
     ) -> None:
-        """Let a signature name ends that came into the file."""
+        """Add ends that came into the file to a signature."""
         ends = getattr(signature, field)
         known = {
             t: name
@@ -260,18 +261,15 @@ class Incoming:
 
 
 def _fits(source: LiteTensor, wanted: LiteTensor) -> bool:
-    """Tell whether a shape is one of those that another with free sizes allows."""
+    """Return whether a shape is one of those that another with free sizes allows."""
     mine, other = source.shape or (), wanted.shape or ()
-    pairs = [*zip(mine, other, strict=False)]
-    if len(mine) != len(other) or any(
-        None not in pair and pair[0] != pair[1] for pair in pairs
-    ):
+    if len(mine) != len(other) or changed_sizes(mine, other):
         raise TFLiteError(
             f"{source!r} is to be read as {wanted!r}: their shapes are {list(mine)} "
             f"and {list(other)}; call set_batch_size or set_input_shape, or put a "
             "RESHAPE between them"
         )
-    return all(b is None or a == b for a, b in pairs)
+    return all(b is None or a == b for a, b in zip(mine, other, strict=True))
 
 
 def _bridge(source: LiteTensor, wanted: LiteTensor) -> LiteOp | None:
@@ -543,7 +541,7 @@ def insert(
     elif isinstance(by, LiteOp):
         if options:
             raise TFLiteError("options are for a kind; an op has its own")
-        _check_free(by)
+        check_free(by)
         if before not in by.inputs or len(by.outputs) != 1:
             raise TFLiteError(f"{by!r} has to read {before!r} and make one tensor")
         after, ops = by.outputs[0], [by]
@@ -568,11 +566,6 @@ def insert(
     if part is not None:
         part.settle()
     return after
-
-
-def _check_free(op: LiteOp) -> None:
-    if op.graph is not None:
-        raise TFLiteError(f"{op!r} is in a subgraph already; pass op.copied({{}})")
 
 
 @checked
@@ -627,7 +620,7 @@ def replace(
     if inputs is not None:
         taken = looking.tensors_of(file, inputs, own)
     if isinstance(by, LiteOp):
-        _check_free(by)
+        check_free(by)
         for t in by.inputs:
             if t and not own.has_tensor(t) and t.makers:
                 raise TFLiteError(f"{by!r} reads {t!r}, which is in another subgraph")
@@ -751,7 +744,7 @@ def _dead_ops(graph: LiteGraph) -> set[LiteOp]:
 
 
 def share_buffers(file: Contents) -> None:
-    """Let tensors with the same bytes have one buffer."""
+    """Store tensors with the same bytes in one buffer."""
     sizes: dict[int, dict[int, Buffer]] = {}
     for t in file.tensors:
         if t.buffer.size:

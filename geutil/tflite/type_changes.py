@@ -25,7 +25,7 @@ from geutil.errors import TFLiteError, Words
 from geutil.tflite import effects, looking
 from geutil.tflite.arguments import checked
 from geutil.tflite.cutting import drop_unused
-from geutil.tflite.kinds import STEPPED, limits, one_step
+from geutil.tflite.kinds import CONVERSIONS, STEPPED, WIDE, limits, one_step, version_of
 from geutil.tflite.looking import GraphLike
 from geutil.tflite.numbers import Stored, numbers
 from geutil.tflite.parts import (
@@ -37,7 +37,6 @@ from geutil.tflite.parts import (
     LiteTensor,
     Quantization,
 )
-from geutil.tflite.precision import version_of
 
 Choices = Mapping[str, Sequence[str]]
 Types = str | Mapping[str, str] | None
@@ -70,7 +69,7 @@ class End:
 def set_types(
     file: Contents, graph: LiteGraph, ends: Sequence[End], choices: Choices = CHOICES
 ) -> None:
-    """Let inputs and outputs of a subgraph have other types."""
+    """Set the types of inputs and outputs of a subgraph."""
     edit = _Ends(file, graph)
     if ends:
         looking.check_uncalled(file, graph, "another type")
@@ -83,7 +82,7 @@ def set_types(
 
 
 def _changes(end: End, inner: LiteTensor, choices: Choices) -> bool:
-    """Tell whether an end has another type than it is to have."""
+    """Return whether an end has another type than it is to have."""
     kind, is_stepped = inner.dtype, inner.quantization is not None
     is_float = kind == "float32"
     known: Sequence[str] = choices.get(kind, ()) if is_stepped or is_float else ()
@@ -160,7 +159,7 @@ class _Ends:
             if op is None or op.kind != "QUANTIZE" or tensor in graph.outputs:
                 return None
             return op if _changes_type_alone(tensor, op.outputs[0]) else None
-        if op is None or tensor.readers or op.kind not in ("DEQUANTIZE", "QUANTIZE"):
+        if op is None or tensor.readers or op.kind not in CONVERSIONS:
             return None
         source = op.inputs[0]
         if source is None or not _changes_type_alone(tensor, source):
@@ -169,7 +168,7 @@ class _Ends:
         return op if source.producer is not None else None
 
     def change(self, end: End, inner: LiteTensor) -> None:
-        """Let an end have another type: changed before all else, or behind it."""
+        """Change the type of an end, ahead of all ops or behind them."""
         op = self._conversion(end)
         if op is not None:
             self._removed.add(op)
@@ -225,7 +224,7 @@ class _Ends:
 
 
 def _changes_type_alone(end: LiteTensor, inner: LiteTensor) -> bool:
-    """Tell whether an end has the numbers of a tensor of integers, in another type."""
+    """Return whether an end has the numbers of a tensor, in another type."""
     if inner.dtype == "float32" or inner.quantization is None:
         return False
     if end.dtype == "float32":
@@ -264,7 +263,7 @@ def steps_of_type(tensor: LiteTensor, dtype: str) -> Quantization | None:
 def set_end(
     file: Contents, graph: LiteGraph, tensor: LiteTensor, new: LiteTensor
 ) -> None:
-    """Let a tensor be an input or output of a subgraph in the place of another one."""
+    """Replace an input or output of a subgraph by another tensor."""
     for field in ("inputs", "outputs"):
         move_ends(file, graph, field, {tensor: new})
 
@@ -272,7 +271,7 @@ def set_end(
 def move_ends(
     file: Contents, graph: LiteGraph, field: str, moves: Mapping[LiteTensor, LiteTensor]
 ) -> None:
-    """Let ends of a subgraph, and those of its signatures, be other tensors."""
+    """Replace ends of a subgraph, and those of its signatures."""
     setattr(graph, field, tuple(moves.get(t, t) for t in getattr(graph, field)))
     for signature in looking.signatures_of(file, graph):
         named = getattr(signature, field)
@@ -286,7 +285,7 @@ def give_ends(
     tensors: Sequence[LiteTensor],
     names: Mapping[LiteTensor, str] = MappingProxyType({}),
 ) -> None:
-    """Let a subgraph have some inputs or outputs, and its signatures name these."""
+    """Set the inputs or outputs of a subgraph, and name them in its signatures."""
     named: list[tuple[LiteSignature, dict[str, LiteTensor]]] = []
     for signature in looking.signatures_of(file, graph):
         old = getattr(signature, field)
@@ -399,11 +398,10 @@ def set_io_type(
     set_types(file, found, [*taken, *given])
 
 
-_CHANGES = frozenset({"DENSIFY", "DEQUANTIZE", "QUANTIZE"})
+_CHANGES = frozenset({"DENSIFY", *CONVERSIONS})
 """Kinds that make the same numbers in another type."""
 _RAW = frozenset({"BITCAST", "CAST"})
 """Kinds that read integers themselves, and not the numbers that they stand for."""
-_WIDE = ("int32", "int64")
 
 
 @checked
@@ -480,12 +478,12 @@ def dequantize(file: Contents) -> Stored:
 
 
 def _stands_for_numbers(tensor: LiteTensor) -> bool:
-    kinds = (*STEPPED, *_WIDE)
+    kinds = (*STEPPED, *WIDE)
     return tensor.quantization is not None and tensor.dtype in kinds
 
 
 def _is_dropped(op: LiteOp, changed: set[LiteTensor]) -> bool:
-    """Tell whether an op forwards its input in float32."""
+    """Return whether an op forwards its input in float32."""
     source = op.inputs[0] if op.inputs else None
     if op.is_custom or op.kind not in _CHANGES or source is None:
         return False
@@ -494,7 +492,7 @@ def _is_dropped(op: LiteOp, changed: set[LiteTensor]) -> bool:
 
 
 def _cuts_at_zero(op: LiteOp) -> bool:
-    """Tell whether a change of steps is a Relu, too: its new range begins at 0."""
+    """Return whether a change of steps is a Relu, too: its new range begins at 0."""
     if op.kind != "QUANTIZE" or op.is_custom or op.inputs[0] is None:
         return False
     least = []
@@ -507,7 +505,7 @@ def _cuts_at_zero(op: LiteOp) -> bool:
 
 
 def _become_float_op(op: LiteOp) -> None:
-    """Let an op have the version and the options of its float kernel."""
+    """Set the version and the options of an op's float kernel."""
     op.version = version_of(op)
     for name, value in (
         ("asymmetric_quantize_inputs", False),

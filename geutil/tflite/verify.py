@@ -33,6 +33,7 @@ from geutil.tflite.kinds import (
     FIXED_SCALE,
     KINDS,
     MANY,
+    NO_NUMBERS,
     ONE_SCALE,
     OTHER,
     STEPPED,
@@ -40,7 +41,7 @@ from geutil.tflite.kinds import (
     layer_inputs,
     one_step,
 )
-from geutil.tflite.parts import Contents, LiteOp, LiteTensor
+from geutil.tflite.parts import Contents, LiteOp, LiteTensor, changed_sizes
 from geutil.tflite.schema import (
     DTYPES,
     PACKED_BITS,
@@ -127,10 +128,7 @@ def _shapes(op: LiteOp) -> Iterator[str]:
         stated = t.shape
         if shape is None or stated is None or not (stated or t.record.hasRank):
             continue
-        pairs = zip(shape, stated, strict=False)
-        if len(shape) != len(stated) or any(
-            a != b for a, b in pairs if a is not None and b is not None
-        ):
+        if len(shape) != len(stated) or changed_sizes(shape, stated):
             yield f"makes {[*shape]}, and {t!r} is {[*stated]}"
 
 
@@ -338,16 +336,13 @@ def _check_membership(file: Contents) -> Check:
                     yield t, f"its scales {scales!r} are no tensor of its subgraph"
 
 
-_EMPTY = ("resource", "string", "variant")
-
-
 def _check_values(file: Contents) -> Check:
     for graph in file.graphs:
         given = {*graph.inputs}
         read = [t for op in graph.ops for t in op.reads]
         for t in dict.fromkeys((*read, *graph.outputs)):
             known = t.makers or t in given or t.is_variable or t.buffer.size
-            outside = getattr(t.record, "externalBuffer", 0) or t.dtype in _EMPTY
+            outside = getattr(t.record, "externalBuffer", 0) or t.dtype in NO_NUMBERS
             if not (known or outside or 0 in t.sizes):
                 yield t, "is read, and nothing makes it or gives it"
 

@@ -1,5 +1,7 @@
 """A small model on disk, and the command run on it in this process."""
 
+import contextlib
+import io
 import json
 from dataclasses import dataclass
 
@@ -35,6 +37,16 @@ def folder(tmp_path_factory):
     samples = random.normal(size=(6, 8, 8, 3)).astype(np.float32)
     np.savez(place / "data.npz", image=samples)
     return place
+
+
+@pytest.fixture(scope="session")
+def planned(folder, tmp_path_factory):
+    """Return the file of a plan of bits, and what the command printed."""
+    path, said = tmp_path_factory.mktemp("plan") / "plan.json", io.StringIO()
+    words = ["bits", folder / "net", "--data", folder / "data.npz", "--batch", 3]
+    with contextlib.redirect_stdout(said):
+        assert run(app, [*map(str, words), "--size", "90%", "-o", str(path)]) == 0
+    return path, said.getvalue()
 
 
 @dataclass

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 import geutil as ge
 from geutil import model, report
-from geutil.cli.output import plain
+from geutil.cli.terminal import plain
 from geutil.errors import ArgumentTypeError
 from geutil.model import ModelError
 from geutil.report.graphs import subject_of

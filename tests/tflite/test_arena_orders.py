@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from geutil.errors import PlanError
-from geutil.tflite.arena import (
+from geutil.tflite.arena_orders import all_orders, least_arena, least_peak
+from geutil.tflite.interpreter import (
     ArenaBuffer,
     ArenaProgram,
     Value,
@@ -15,7 +16,6 @@ from geutil.tflite.arena import (
     arena_bytes,
     greedy_offsets,
 )
-from geutil.tflite.arena_orders import all_orders, least_arena, least_peak
 from tests.thorough import examples
 
 

@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geutil.cli import files, options
-from geutil.cli.files import CommandError
-from geutil.cli.options import ModelFormat, optional
-from geutil.cli.output import plain, show, working
-from geutil.cli.written import Record, Written, tell
+from geutil.cli import files, terminal
+from geutil.cli.files import CommandError, Record, Written, tell
+from geutil.cli.terminal import ModelFormat, optional, plain, show, working
 from geutil.errors import TFLiteError, spoken_with, vocabulary
 
 if TYPE_CHECKING:
@@ -28,9 +26,9 @@ Pairs = Annotated[list[str] | None, optional("old=new; can be given several time
 
 
 def cut(
-    path: options.SourceOrLite,
-    output: options.Target,
-    inputs: options.Inputs = None,
+    path: terminal.SourceOrLite,
+    output: terminal.Target,
+    inputs: terminal.Inputs = None,
     outputs: Annotated[
         list[str] | None,
         optional(
@@ -41,10 +39,10 @@ def cut(
         str | None,
         optional("START:END, places of ops of a .tflite file, in the place of both."),
     ] = None,
-    signature: options.Signature = None,
-    form: options.As = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
+    signature: terminal.Signature = None,
+    form: terminal.As = None,
+    force: terminal.Force = False,
+    as_json: terminal.Json = False,
 ) -> None:
     """Cut a part out of a model, between some tensors."""
     if not (inputs or outputs or ops):
@@ -66,8 +64,8 @@ def cut(
 
 
 def split(
-    path: options.LiteSource,
-    output: options.Target,
+    path: terminal.LiteSource,
+    output: terminal.Target,
     second: Annotated[
         Path,
         optional("Where to write the ops behind."),
@@ -76,9 +74,9 @@ def split(
         list[str],
         optional("A tensor to split at; can be given several times."),
     ],
-    signature: options.Signature = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
+    signature: terminal.Signature = None,
+    force: terminal.Force = False,
+    as_json: terminal.Json = False,
 ) -> None:
     """Split a .tflite file in two at some tensors."""
     if output.absolute() == second.absolute():
@@ -90,17 +88,17 @@ def split(
 
 
 def expose(
-    path: options.LiteSource,
-    output: options.Target,
+    path: terminal.LiteSource,
+    output: terminal.Target,
     tensors: Annotated[
         list[str],
         optional(
             "A tensor that becomes an output, too; name=tensor also names it.", "--to"
         ),
     ],
-    signature: options.Signature = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
+    signature: terminal.Signature = None,
+    force: terminal.Force = False,
+    as_json: terminal.Json = False,
 ) -> None:
     """Let tensors of a .tflite file be outputs, too, to look inside a run."""
     record = _lite_record(path, [output], force)
@@ -116,11 +114,11 @@ def _lite_record(path: Path, outputs: list[Path], force: bool) -> _LiteFiles:
 
 
 def splice(
-    path: options.Source,
+    path: terminal.Source,
     other: Annotated[
         Path, typer.Argument(help="The model that is put in.", show_default=False)
     ],
-    output: options.Target,
+    output: terminal.Target,
     replace: Annotated[
         list[str],
         optional("tensor=output: what of the other model takes a tensor's place."),
@@ -129,13 +127,13 @@ def splice(
         list[str] | None,
         optional("input=tensor: what an input of the other model reads."),
     ] = None,
-    signature: options.Signature = None,
+    signature: terminal.Signature = None,
     other_signature: Annotated[
         str | None, optional("The signature of the other model.")
     ] = None,
-    form: options.As = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
+    form: terminal.As = None,
+    force: terminal.Force = False,
+    as_json: terminal.Json = False,
 ) -> None:
     """Put a model into another one, in the place of some of its tensors."""
     replaced, fed = _pairs(replace), _pairs(feed)
@@ -153,8 +151,8 @@ def _other(path: Path, signature: str | None) -> Model:
 
 
 def rename(
-    path: options.SourceOrLite,
-    output: options.Target,
+    path: terminal.SourceOrLite,
+    output: terminal.Target,
     inputs: Annotated[
         list[str] | None, optional("old=new, of an input.", "--input")
     ] = None,
@@ -176,10 +174,10 @@ def rename(
             help="Call the ends of a .tflite file as its signatures do.",
         ),
     ] = False,
-    signature: options.Signature = None,
-    form: options.As = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
+    signature: terminal.Signature = None,
+    form: terminal.As = None,
+    force: terminal.Force = False,
+    as_json: terminal.Json = False,
 ) -> None:
     """Rename inputs, outputs or the signature of a model."""
     # --result is what --to was called.
@@ -213,18 +211,18 @@ def rename(
 
 
 def batch_size(
-    path: options.SourceOrLite,
+    path: terminal.SourceOrLite,
     size: Annotated[
         str,
         typer.Argument(
             help="A number, or 'any'.", autocompletion=lambda incomplete: ["any"]
         ),
     ],
-    output: options.Target,
-    signature: options.Signature = None,
-    form: options.As = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
+    output: terminal.Target,
+    signature: terminal.Signature = None,
+    form: terminal.As = None,
+    force: terminal.Force = False,
+    as_json: terminal.Json = False,
 ) -> None:
     """Change the batch size of a model, and prove the result by running it."""
     if size != "any" and not (size.isdigit() and int(size)):
@@ -245,8 +243,8 @@ def batch_size(
 
 
 def strip(
-    path: options.SourceOrLite,
-    output: options.Target,
+    path: terminal.SourceOrLite,
+    output: terminal.Target,
     keep: Annotated[
         list[str] | None,
         optional("An op, a scope or a Keras layer that stays as it is."),
@@ -259,10 +257,10 @@ def strip(
         bool,
         typer.Option("--metadata", help="Leave out metadata of a .tflite file, too."),
     ] = False,
-    signature: options.Signature = None,
-    form: options.As = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
+    signature: terminal.Signature = None,
+    form: terminal.As = None,
+    force: terminal.Force = False,
+    as_json: terminal.Json = False,
 ) -> None:
     """Take out of a model what serves training alone, or no run of a .tflite file."""
     if files.is_lite(path):
@@ -287,18 +285,18 @@ def strip(
 
 
 def unroll(
-    path: options.Source,
-    output: options.Target,
+    path: terminal.Source,
+    output: terminal.Target,
     loops: Annotated[
         list[str] | None, optional("A regex in the names of loops; else all.", "--loop")
     ] = None,
     max_ops: Annotated[
         int, typer.Option(min=1, help="How many ops the result may have.")
     ] = 100_000,
-    signature: options.Signature = None,
-    form: options.As = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
+    signature: terminal.Signature = None,
+    form: terminal.As = None,
+    force: terminal.Force = False,
+    as_json: terminal.Json = False,
 ) -> None:
     """Replace loops, such as those of LSTM and GRU layers, by a copy for each step."""
     for regex in loops or ():
@@ -311,8 +309,8 @@ def unroll(
 
 
 def fold(
-    path: options.Source,
-    output: options.Target,
+    path: terminal.Source,
+    output: terminal.Target,
     scope: Annotated[
         str | None,
         typer.Option(help="Only batch norms of this name scope or Keras layer."),
@@ -320,11 +318,11 @@ def fold(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if a batch norm is refused.")
     ] = False,
-    html: options.Html = None,
-    signature: options.Signature = None,
-    form: options.As = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
+    html: terminal.Html = None,
+    signature: terminal.Signature = None,
+    form: terminal.As = None,
+    force: terminal.Force = False,
+    as_json: terminal.Json = False,
 ) -> None:
     """Fold the batch norms of a model into its layers."""
     record = Record(path, output, form, force).checked()

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geutil.cli import files, options
+from geutil.cli import files, terminal
 from geutil.cli.files import Batches
-from geutil.cli.options import optional
-from geutil.cli.output import plain, show, show_rows, working
+from geutil.cli.terminal import optional, plain, show, show_rows, working
 from geutil.progress import counted
 
 if TYPE_CHECKING:
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def view(
-    paths: options.SourcesOrLite,
+    paths: terminal.SourcesOrLite,
     output: Annotated[
         Path | None,
         optional(
@@ -55,9 +54,9 @@ def view(
             "whose file leaves sizes open."
         ),
     ] = None,
-    batch: options.BatchSize = 32,
-    signature: options.Signature = None,
-    force: options.Force = False,
+    batch: terminal.BatchSize = 32,
+    signature: terminal.Signature = None,
+    force: terminal.Force = False,
 ) -> None:
     """Draw models as a page to look into: one file that needs no network.
 
@@ -85,7 +84,7 @@ def view(
     files.check_page(page, force)
     # The page of a file alone needs no TensorFlow.
     if len(paths) == 1 and files.is_lite(paths[0]) and not held:
-        from geutil.report.file_page import view_file
+        from geutil.report.tflite_nodes import view_file
 
         title = paths[0].absolute().name
         files.write_page(page, lambda: view_file(paths[0], title))
@@ -162,12 +161,12 @@ Other = Annotated[Path, typer.Argument(help="The other model.", show_default=Fal
 
 
 def diff(
-    path: options.SourceOrLite,
+    path: terminal.SourceOrLite,
     other: Other,
-    html: options.Html = None,
-    force: options.Force = False,
-    signature: options.Signature = None,
-    as_json: options.Json = False,
+    html: terminal.Html = None,
+    force: terminal.Force = False,
+    signature: terminal.Signature = None,
+    as_json: terminal.Json = False,
 ) -> int:
     """Show which ops two models have and have not in common; exit with 1 if any.
 
@@ -180,7 +179,7 @@ def diff(
     ours = files.read_drawn(path, signature)
     theirs = files.read_drawn(other, signature)
     from geutil import report
-    from geutil.report.file_page import diff_files
+    from geutil.report.differences import diff_files
 
     difference = report.difference(ours, theirs)
     if html is not None:
@@ -202,14 +201,14 @@ _SAMPLES, _RTOL, _ATOL, _STEPS = 8, 1e-5, 1e-6, 1
 
 
 def check(
-    path: options.SourceOrLite,
+    path: terminal.SourceOrLite,
     other: Annotated[
         Path | None, typer.Argument(help="The other model.", show_default=False)
     ] = None,
     data: Annotated[
         Path | None, optional("A .npz or .npy file, or a directory.")
     ] = None,
-    batch: options.BatchSize = 32,
+    batch: terminal.BatchSize = 32,
     samples: Annotated[
         int | None,
         typer.Option(
@@ -244,10 +243,10 @@ def check(
     layers: Annotated[
         bool, typer.Option("--layers", help="Tell what each layer of a file costs.")
     ] = False,
-    html: options.Html = None,
-    force: options.Force = False,
-    signature: options.Signature = None,
-    as_json: options.Json = False,
+    html: terminal.Html = None,
+    force: terminal.Force = False,
+    signature: terminal.Signature = None,
+    as_json: terminal.Json = False,
 ) -> int:
     """Run two models on the same inputs; exit with 1 if what they give differs.
 
@@ -379,7 +378,7 @@ _STRICT = 3
 
 
 def inspect(
-    path: options.SourceOrLite,
+    path: terminal.SourceOrLite,
     with_scopes: Annotated[
         bool,
         typer.Option(
@@ -393,8 +392,8 @@ def inspect(
             "--strict", help="Exit with 3 if the model can do more than compute."
         ),
     ] = False,
-    signature: options.Signature = None,
-    as_json: options.Json = False,
+    signature: terminal.Signature = None,
+    as_json: terminal.Json = False,
 ) -> int:
     """Show what is in a model: ops, inputs, outputs, variables, functions, size.
 
@@ -464,7 +463,7 @@ def _shown(scopes: dict[str, int] | None, unknown: str) -> Iterator[str]:
 
 
 def ops(
-    path: options.SourceOrLite,
+    path: terminal.SourceOrLite,
     regex: Annotated[
         str | None, typer.Option(help="Only ops whose names hold this.")
     ] = None,
@@ -474,8 +473,8 @@ def ops(
     scope: Annotated[
         str | None, typer.Option(help="Only ops of this name scope or Keras layer.")
     ] = None,
-    signature: options.Signature = None,
-    as_json: options.Json = False,
+    signature: terminal.Signature = None,
+    as_json: terminal.Json = False,
 ) -> int:
     """List the ops of a model, one a line: name, type, shapes of the results.
 

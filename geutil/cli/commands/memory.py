@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geutil.cli import options
+from geutil.cli import terminal
 from geutil.cli.files import (
     CommandError,
     check_page,
@@ -16,8 +16,7 @@ from geutil.cli.files import (
     read_model,
     write_page,
 )
-from geutil.cli.options import optional
-from geutil.cli.output import Size, plain, show, show_rows, working
+from geutil.cli.terminal import Size, optional, plain, show, show_rows, working
 from geutil.progress import counted
 from geutil.sizes import byte_count
 
@@ -29,7 +28,7 @@ _logger = logging.getLogger("geutil")
 
 
 def memory(
-    path: options.Source,
+    path: terminal.Source,
     batch: Annotated[int, typer.Option(min=1, help="The batch size.")] = 32,
     size: Annotated[
         list[str] | None,
@@ -68,10 +67,10 @@ def memory(
         str | None,
         optional("GPU:0: where the step is to run; there need be none here."),
     ] = None,
-    html: options.Html = None,
-    force: options.Force = False,
-    signature: options.Signature = None,
-    as_json: options.Json = False,
+    html: terminal.Html = None,
+    force: terminal.Force = False,
+    signature: terminal.Signature = None,
+    as_json: terminal.Json = False,
 ) -> None:
     """Predict the peak memory of a training step, and what checkpointing saves.
 

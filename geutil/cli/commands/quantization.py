@@ -10,18 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geutil.cli import files, options
-from geutil.cli.files import Batches, CommandError
-from geutil.cli.options import (
+from geutil.cli import files, terminal
+from geutil.cli.files import Batches, CommandError, Record, tell
+from geutil.cli.terminal import (
     FileOrder,
     Method,
     ModelFormat,
     Rounding,
     SchemeName,
     optional,
+    plain,
+    show,
+    working,
 )
-from geutil.cli.output import plain, show, working
-from geutil.cli.written import Record, tell
 
 if TYPE_CHECKING:
     from geutil.quantize.tflite.conversion import KeptRanges
@@ -52,8 +53,8 @@ def _next_command(output: Path, path: Path, data: Path | None, is_told: bool) ->
 
 
 def quantize(
-    path: options.Source,
-    output: options.Target,
+    path: terminal.Source,
+    output: terminal.Target,
     data: Annotated[
         Path | None,
         optional(
@@ -61,8 +62,8 @@ def quantize(
         ),
     ] = None,
     method: Annotated[Method, typer.Option(help="How.")] = Method.best,
-    rounding: options.RoundingName = None,
-    batch: options.BatchSize = 32,
+    rounding: terminal.RoundingName = None,
+    batch: terminal.BatchSize = 32,
     scheme: Annotated[
         SchemeName | None, optional("What is stored in how many bits.")
     ] = None,
@@ -79,8 +80,8 @@ def quantize(
             "arena."
         ),
     ] = FileOrder.converter,
-    input_type: options.InputTypes = None,
-    output_type: options.OutputTypes = None,
+    input_type: terminal.InputTypes = None,
+    output_type: terminal.OutputTypes = None,
     scope: Annotated[
         str | None, typer.Option(help="Only ops of this name scope.")
     ] = None,
@@ -93,11 +94,11 @@ def quantize(
     strict: Annotated[
         bool, typer.Option("--strict", help="Fail if an op stays float that need not.")
     ] = False,
-    html: options.Html = None,
-    signature: options.Signature = None,
-    form: options.As = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
+    html: terminal.Html = None,
+    signature: terminal.Signature = None,
+    form: terminal.As = None,
+    force: terminal.Force = False,
+    as_json: terminal.Json = False,
 ) -> None:
     """Insert FakeQuant ops, calibrate them, and write a model or a .tflite file.
 
@@ -233,8 +234,8 @@ def _planned(
 
 
 def bits(
-    path: options.Source,
-    data: options.Data,
+    path: terminal.Source,
+    data: terminal.Data,
     size: Annotated[
         str | None,
         optional("The most bytes of weights, or a share of those in 8 bits, as 60%."),
@@ -263,14 +264,14 @@ def bits(
         SchemeName, typer.Option(help="What is stored in how many bits.")
     ] = SchemeName.int8,
     method: Annotated[Method, typer.Option(help="How.")] = Method.best,
-    batch: options.BatchSize = 32,
+    batch: terminal.BatchSize = 32,
     keep_norms: Annotated[
         bool, typer.Option("--keep-norms", help="Do not fold batch norms first.")
     ] = False,
-    html: options.Html = None,
-    signature: options.Signature = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
+    html: terminal.Html = None,
+    signature: terminal.Signature = None,
+    force: terminal.Force = False,
+    as_json: terminal.Json = False,
 ) -> None:
     """Choose the bits of each layer's weights, by --size or by --noise.
 
@@ -325,18 +326,18 @@ def _size(text: str) -> int | float:
 
 
 def calibrate(
-    path: options.Source,
-    data: options.Data,
-    output: options.Target,
+    path: terminal.Source,
+    data: terminal.Data,
+    output: terminal.Target,
     method: Annotated[Method, typer.Option(help="How.")] = Method.best,
-    rounding: options.RoundingName = None,
-    batch: options.BatchSize = 32,
-    input_type: options.InputTypes = None,
-    output_type: options.OutputTypes = None,
-    signature: options.Signature = None,
-    form: options.As = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
+    rounding: terminal.RoundingName = None,
+    batch: terminal.BatchSize = 32,
+    input_type: terminal.InputTypes = None,
+    output_type: terminal.OutputTypes = None,
+    signature: terminal.Signature = None,
+    form: terminal.As = None,
+    force: terminal.Force = False,
+    as_json: terminal.Json = False,
 ) -> None:
     """Set the ranges of a quantized model from data."""
     record = Record(path, output, form, force).checked()

@@ -12,11 +12,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from geutil.cli import files, options
-from geutil.cli.files import Batches, CommandError
-from geutil.cli.options import ModelFormat, optional
-from geutil.cli.output import plain, show, show_rows, show_written, working
-from geutil.cli.written import Record, Written
+from geutil.cli import files, terminal
+from geutil.cli.files import Batches, CommandError, Record, Written
+from geutil.cli.terminal import (
+    ModelFormat,
+    optional,
+    plain,
+    show,
+    show_rows,
+    show_written,
+    working,
+)
 from geutil.errors import ModelError, QuantizeError
 from geutil.formats import format_by_name
 from geutil.progress import counted
@@ -34,8 +40,8 @@ _KERAS_READ = (_KERAS, ".h5", ".hdf5")
 
 
 def convert(
-    path: options.Source,
-    output: options.Target,
+    path: terminal.Source,
+    output: terminal.Target,
     tf_ops: Annotated[
         bool,
         typer.Option(
@@ -44,10 +50,10 @@ def convert(
             "TensorFlow's own, for interpreters that come with them.",
         ),
     ] = False,
-    signature: options.Signature = None,
-    form: options.As = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
+    signature: terminal.Signature = None,
+    form: terminal.As = None,
+    force: terminal.Force = False,
+    as_json: terminal.Json = False,
 ) -> None:
     """Write a model in another format, and run what was written beside it.
 
@@ -130,8 +136,8 @@ _RTOL, _ATOL = 1e-5, 1e-6
 
 
 def run(
-    path: options.SourceOrLite,
-    data: options.Data,
+    path: terminal.SourceOrLite,
+    data: terminal.Data,
     output: Annotated[
         Path | None, optional("A .npz file to write the outputs to.", "--output", "-o")
     ] = None,
@@ -147,10 +153,10 @@ def run(
         float | None,
         typer.Option(min=0, help="The absolute tolerance.", show_default=str(_ATOL)),
     ] = None,
-    batch: options.BatchSize = 32,
-    signature: options.Signature = None,
-    force: options.Force = False,
-    as_json: options.Json = False,
+    batch: terminal.BatchSize = 32,
+    signature: terminal.Signature = None,
+    force: terminal.Force = False,
+    as_json: terminal.Json = False,
 ) -> int:
     """Run a model on data, and show what each output holds.
 
@@ -248,8 +254,8 @@ def batch(
         bool,
         typer.Option("--pages", help="Write a page for each model, with its stages."),
     ] = False,
-    signature: options.Signature = None,
-    as_json: options.Json = False,
+    signature: terminal.Signature = None,
+    as_json: terminal.Json = False,
 ) -> int:
     """Take many models through a pipeline, each in a process of its own.
 

@@ -16,14 +16,14 @@ from geutil.errors import ModelError
 from geutil.lazy import Shown
 from geutil.sizes import size_text
 from geutil.tflite import LiteFile, LiteTensor, Quantization
-from geutil.tflite.parts import FLEX
-from geutil.tflite.precision import (
+from geutil.tflite.kinds import (
     SlowOps,
     by_count,
     precision_of,
     slow_ops,
     stored_bytes,
 )
+from geutil.tflite.parts import FLEX
 
 # Entries of each list of a printed inspection; the rest is counted.
 _SHOWN = 10
@@ -239,7 +239,7 @@ class TFLiteInspection(Inspection):
         weights: the bytes of constants by their type, such as "int8".
         custom_ops: the number of ops without a builtin TFLite kernel, by type.
         flex_ops: the number of ops that need TensorFlow's kernels, by type.
-        slow_ops: the ops whose kernels are slow on CPUs; see `geutil.tflite.precision`.
+        slow_ops: the ops whose kernels are slow on CPUs; see `geutil.tflite.kinds`.
         metadata: the names of other entries stored in the file.
         description: the converter's description of itself.
     """

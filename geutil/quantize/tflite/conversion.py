@@ -35,9 +35,9 @@ from geutil.quantize.tflite.stored_weights import LeftInFloat
 from geutil.select.networks.layers import Origins, layer_of
 from geutil.tflite import LiteFile
 from geutil.tflite.effects import without
+from geutil.tflite.kinds import name_runtime, slow_ops
 from geutil.tflite.op_names import file_names
 from geutil.tflite.parts import Buffer
-from geutil.tflite.precision import name_runtime, slow_ops
 from geutil.tflite.type_changes import End, set_types
 
 Types = str | Mapping[str, str] | None

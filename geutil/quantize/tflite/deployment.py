@@ -38,10 +38,9 @@ from geutil.quantize.tflite import converter_workarounds, stored_weights
 from geutil.quantize.tflite.converter_workarounds import Apart, Dilated, part_weights
 from geutil.select.networks.layers import Origins
 from geutil.tflite import LiteFile, LiteOp
-from geutil.tflite.kernels import CONVERSIONS
+from geutil.tflite.kinds import CONVERSIONS, has_floats
 from geutil.tflite.op_names import called, file_names, sources_of
 from geutil.tflite.parts import Array
-from geutil.tflite.precision import has_floats
 from geutil.tflite.schema import words
 
 _SUMS = op_types.ADDITIONS | {"Sub"}

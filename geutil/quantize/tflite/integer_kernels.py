@@ -24,10 +24,16 @@ import numpy as np
 from geutil.quantize.tflite.stored_weights import LeftInFloat
 from geutil.tflite import kinds
 from geutil.tflite.file import LiteFile
-from geutil.tflite.kernels import CONVERSIONS
-from geutil.tflite.kinds import BIASED, KINDS, OTHER, Kind, StepRule
+from geutil.tflite.kinds import (
+    BIASED,
+    CONVERSIONS,
+    KINDS,
+    OTHER,
+    Kind,
+    StepRule,
+    version_of,
+)
 from geutil.tflite.parts import Array, LiteGraph, LiteOp, LiteTensor, Quantization
-from geutil.tflite.precision import version_of
 from geutil.tflite.type_changes import set_end
 
 _SAME = 1e-5

@@ -36,10 +36,9 @@ from geutil.quantize.tflite.converter_workarounds import read_instead
 from geutil.quantize.tflite.runner import Runner
 from geutil.select.selections import LayerNames, with_layer
 from geutil.tflite import LiteFile, LiteTensor
-from geutil.tflite.kinds import BIASED
+from geutil.tflite.kinds import BIASED, is_float
 from geutil.tflite.op_names import file_names, names_result, sources_of, spellings
 from geutil.tflite.parts import Array
-from geutil.tflite.precision import is_float
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,9 @@ from geutil.errors import ArgumentTypeError, QuantizeError
 from geutil.graph.types import type_name
 from geutil.quantize.tflite.runner import interpreter_of
 from geutil.tflite import LiteFile, LiteGraph
-from geutil.tflite.arena import (
+from geutil.tflite.arena_orders import least_arena, least_peak
+from geutil.tflite.effects import fixed_order_reason
+from geutil.tflite.interpreter import (
     RUNTIMES,
     ArenaProgram,
     Runtime,
@@ -26,8 +28,6 @@ from geutil.tflite.arena import (
     measure_arena,
     runtime_arenas,
 )
-from geutil.tflite.arena_orders import least_arena, least_peak
-from geutil.tflite.effects import fixed_order_reason
 
 _STATES_A_TRY = 25
 """One order is tried by the size of its arena for so many states of the search."""

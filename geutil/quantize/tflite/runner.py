@@ -12,10 +12,10 @@ from geutil import tflite
 from geutil.errors import ArgumentTypeError, QuantizeError, Words
 from geutil.graph.types import type_name
 from geutil.tflite import LiteFile, LiteOp, LiteTensor
+from geutil.tflite.interpreter import new_interpreter
+from geutil.tflite.kinds import is_float
 from geutil.tflite.op_names import file_names
 from geutil.tflite.parts import Array
-from geutil.tflite.precision import is_float
-from geutil.tflite.run import new_interpreter
 
 # Derived: windows of 7 behind five halvings need 7 * 2**5 pixels.
 _LARGE = 256

@@ -39,10 +39,10 @@ from geutil.quantize.partial_copy import values_of
 from geutil.quantize.planning.network import live_simulations
 from geutil.quantize.spec import BLOCK_MOVES, Range
 from geutil.tflite import LiteGraph, LiteOp, LiteTensor, Quantization
+from geutil.tflite.interpreter import runtime_name, runtime_version
+from geutil.tflite.kinds import version_of
 from geutil.tflite.op_names import called, sources_of
 from geutil.tflite.parts import Array
-from geutil.tflite.precision import version_of
-from geutil.tflite.run import runtime_name, runtime_version
 from geutil.tflite.schema import knows_blocks
 
 

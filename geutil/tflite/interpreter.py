@@ -1,4 +1,7 @@
-"""The arena of a TFLite file: where runtimes put each tensor, measured and planned.
+"""The interpreter of TFLite files, and its arena: the place of each tensor in memory.
+
+Files run by LiteRT where it is installed: `tf.lite.Interpreter` is deprecated in favour
+of the package `ai_edge_litert` (the extra `litert`). Files are the same.
 
 The interpreter reports the address of each tensor, but not the size of its arena. Its
 tensors lie in one piece of memory, without gaps but for alignment; the arena is that
@@ -20,10 +23,12 @@ first (Pisarchyk and Lee 2020, "greedy by size"), and so does this, byte by byte
 from __future__ import annotations
 
 import copy
+import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
+from importlib import import_module, metadata
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -31,15 +36,66 @@ import numpy as np
 from geutil.errors import PlanError
 from geutil.tflite.effects import calls_others, dependencies, keeps_order
 from geutil.tflite.file import LiteFile
+from geutil.tflite.kinds import NO_NUMBERS
 from geutil.tflite.parts import LiteGraph, LiteOp, LiteTensor
-from geutil.tflite.run import new_interpreter
+
+
+@cache
+def _interpreter_module() -> Any:
+    try:
+        return import_module("ai_edge_litert.interpreter")
+    except ImportError:
+        return None
+
+
+def runtime_name() -> str:
+    """Return which runtime runs files: "LiteRT", or "TensorFlow Lite"."""
+    return "TensorFlow Lite" if _interpreter_module() is None else "LiteRT"
+
+
+def runtime_version() -> tuple[int, int]:
+    """Return the major and the minor number of the runtime's version."""
+    package = "tensorflow" if _interpreter_module() is None else "ai_edge_litert"
+    major, minor = metadata.version(package).split(".")[:2]
+    return int(major), int(minor)
+
+
+def new_interpreter(
+    blob: bytes,
+    *,
+    delegates: bool = False,
+    keep_tensors: bool = False,
+    reference: bool = False,
+    threads: int = 1,
+) -> Any:
+    """Return an interpreter of a file, whose tensors are not allocated yet."""
+    module = _interpreter_module()
+    if module is None:
+        import tensorflow as tf
+
+        resolvers, make = tf.lite.experimental.OpResolverType, tf.lite.Interpreter
+    else:
+        resolvers, make = module.OpResolverType, module.Interpreter
+    resolver = (
+        resolvers.AUTO if delegates else resolvers.BUILTIN_WITHOUT_DEFAULT_DELEGATES
+    )
+    with warnings.catch_warnings():
+        # Without LiteRT there is no other interpreter to take.
+        warnings.filterwarnings("ignore", ".*tf.lite.Interpreter is deprecated")
+        return make(
+            model_content=bytes(blob),
+            num_threads=threads,
+            experimental_preserve_all_tensors=keep_tensors,
+            experimental_op_resolver_type=(
+                resolvers.BUILTIN_REF if reference else resolver
+            ),
+        )
+
 
 ALIGNMENT = 64
 """The interpreter starts tensors at multiples of so many bytes."""
 _UNKNOWN = -1
 """The address of a scalar."""
-_OUTSIDE = frozenset(("resource", "string", "variant"))
-"""Types of tensors that are never in the arena."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +192,7 @@ def _addresses(
 
 
 def _is_elsewhere(tensor: LiteTensor) -> bool:
-    is_outside = tensor.is_variable or tensor.dtype in _OUTSIDE
+    is_outside = tensor.is_variable or tensor.dtype in NO_NUMBERS
     return is_outside or tensor.stored_bytes > 0
 
 
@@ -428,16 +484,14 @@ class RuntimeArena:
 
     def aligned(self) -> ArenaProgram:
         """Return the program with sizes rounded up to the alignment."""
-        step = self.alignment
-        program = self.program
-        return ArenaProgram(
-            program.count,
-            [
+        step, own = self.alignment, self.program
+        return replace(
+            own,
+            values=[
                 Value(_aligned(v.size, step), v.maker, v.users, v.is_kept)
-                for v in program.values
+                for v in own.values
             ],
-            [[_aligned(n, step) for n in sizes] for sizes in program.temporaries],
-            program.after,
+            temporaries=[[_aligned(n, step) for n in s] for s in own.temporaries],
         )
 
 

@@ -23,7 +23,7 @@ RUN = """
 import json, warnings
 from pathlib import Path
 warnings.simplefilter("error")
-from geutil.tflite.run import new_interpreter, runtime_name
+from geutil.tflite.interpreter import new_interpreter, runtime_name
 from geutil.tflite.schema import schema
 import numpy as np
 blob = Path(sys.argv[1]).read_bytes()
