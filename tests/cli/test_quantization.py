@@ -97,9 +97,9 @@ def noise(told):
 def test_the_ranges_of_a_file_are_kept_in_it(geutil, folder, planned, tmp_path):
     data, file = ["--data", folder / "data.npz"], tmp_path / "net.tflite"
     # Weights that data rounds are no longer those of the network.
-    nearest = ["--method", "min_max", "--rounding", "nearest"]
-    int16 = ["--skip", "last", "--keep-norms", "--scheme", "int16x8", *nearest]
-    choices = (["--bits", planned[0], *nearest], int16)
+    nearest = ["--rounding", "nearest"]
+    int16 = ["--keep-norms", "--scheme", "int16x8", *nearest]
+    choices = (["--skip", "last"], ["--bits", planned[0], *nearest], int16)
     for number, options in enumerate(choices):
         simulated = tmp_path / f"simulated{number}"
         geutil.done("quantize", folder / "net", *data, *options, "-o", simulated)
