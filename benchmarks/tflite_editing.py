@@ -26,7 +26,7 @@ import numpy as np
 
 from geutil import tflite
 from geutil.errors import TFLiteError
-from geutil.tflite import LiteFile, LiteTensor, Quantization, looking
+from geutil.tflite import LiteFile, LiteTensor, Quantization, lookups
 from geutil.tflite.verify import find_violations
 
 Array = np.ndarray[Any, Any]
@@ -328,7 +328,7 @@ def kept(
     def job(file: LiteFile, runner: Runner) -> Outcome:
         main = file.graphs[0]
         place = {t: i for i, t in enumerate(main.tensors)}
-        constant = looking.constant_ops(main)
+        constant = lookups.constant_ops(main)
         tensors = [
             t
             for op in main.ops

@@ -91,7 +91,7 @@ OWN_PRIVATE = {
     # And of one that TensorFlow would keep waiting.
     "memory.measurement.cluster": {"_exit"},
     # The tensors of a finished copy, from its TransformerInfo.
-    "transform.op_copying": {"_transformed_ts"},
+    "transform.op_copies": {"_transformed_ts"},
 }
 
 
@@ -310,9 +310,9 @@ WRONG = {
         ("graph.order", "def f():\n    import tensorflow.core.framework"),
         ("select.walks", "from tensorflow import python"),
         ("select.walks", "import tensorflow.core.framework.graph_pb2"),
-        ("transform.op_copying", "op._update_input(0, t)"),
-        ("transform.op_copying", "self.op._id"),
-        ("transform.op_copying", "getattr(op, '_id')"),
+        ("transform.op_copies", "op._update_input(0, t)"),
+        ("transform.op_copies", "self.op._id"),
+        ("transform.op_copies", "getattr(op, '_id')"),
         ("reroute.views", "session._graph"),
         ("", "x = tf.python.framework"),
     ],
@@ -347,7 +347,7 @@ RIGHT = {
     layer_faults: [
         ("graph.order", "from geutil.errors import GeutilError"),
         ("graph.order", "from geutil.graph.types import Graph"),
-        ("transform.op_copying", "from geutil.graph.types import Graph"),
+        ("transform.op_copies", "from geutil.graph.types import Graph"),
         ("gradients.plan", "from geutil.transform import copy"),
         ("memory.predict", "from geutil.select.walks import x"),
         ("quantize.contrib", "from geutil.batchnorm import FoldReport"),

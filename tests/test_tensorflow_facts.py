@@ -54,7 +54,7 @@ def test_the_importer_renames_an_op_that_is_called_like_a_scope():
 
 
 def test_the_importer_misleads_the_loop_edges_of_ops_that_it_renames(control_flow_v1):
-    # geutil.transform.op_copying renames the nodes itself when there is a loop.
+    # geutil.transform.op_copies renames the nodes itself when there is a loop.
     with tf.Graph().as_default() as graph:
         v1.while_loop(
             lambda i, a: i < 3, lambda i, a: (i + 1, 2 * a), [tf.constant(0)] * 2
@@ -90,7 +90,7 @@ def test_grappler_folds_sums_through_a_feed():
 
 
 def test_a_shape_check_refuses_the_whole_import():
-    # geutil.transform.op_copying relies on it: a refused copy leaves no op behind.
+    # geutil.transform.op_copies relies on it: a refused copy leaves no op behind.
     with tf.Graph().as_default() as graph:
         x = v1.placeholder(tf.float32, [2, 3], name="x")
         tf.matmul(tf.identity(x, name="y"), tf.ones([3, 2]), name="z")

@@ -32,7 +32,7 @@ from geutil.graph.walks import (
     tensor_name,
     topological_order,
 )
-from geutil.transform import op_copying, transformer
+from geutil.transform import op_copies, transformer
 
 
 def const_node(name: str, value: Any) -> Any:
@@ -335,7 +335,7 @@ class _Closure:
 
     def read(self) -> Iterator[tuple[Tensor, str]]:
         """Yield the tensors that the gradient reads there, with their program names."""
-        for t in op_copying.read_by_gradient(self.op):
+        for t in op_copies.read_by_gradient(self.op):
             # Edits of a program let the node read other tensors than the op does.
             slots = (i for i, read in enumerate(self.op.inputs) if read is t)
             slot = next(slots, None)
@@ -350,11 +350,11 @@ def carry_closures(
     origins: Mapping[str, NodeOrigin],
 ) -> None:
     """Give ops the gradients that `tf.custom_gradient` made for others, traced."""
-    reads = state.slot(graph, op_copying.GradientReads)
+    reads = state.slot(graph, op_copies.GradientReads)
     for made in _closures(nodes, ancestors, origins):
         named = [(t, _tensor(graph, name)) for t, name in made.read()]
         copies = IdentityMap((t, t_) for t, t_ in named if t_ is not None)
-        carried = op_copying.carried_gradient(
+        carried = op_copies.carried_gradient(
             made.op, made.gradient, graph, copies, transformer.copy_replacing
         )
         op_ = graph.get_operation_by_name(made.node.name)

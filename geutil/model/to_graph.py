@@ -42,7 +42,7 @@ from geutil.model import programs
 from geutil.model.programs import ModelProgram, SharedState
 from geutil.model.sources.objects import program_of_graph
 from geutil.select.walks import get_backward_walk_ops
-from geutil.transform import op_copying, transformer
+from geutil.transform import op_copies, transformer
 
 # Ops behind them run in a frame of their own, or perhaps not at all.
 _CONTROL_FLOW = frozenset(
@@ -302,7 +302,7 @@ def _needed_by_gradients(
     extra_ops: set[Operation] = set()
     waiting = list(needed)
     while waiting:
-        read = [t.op for op in waiting for t in op_copying.read_by_gradient(op)]
+        read = [t.op for op in waiting for t in op_copies.read_by_gradient(op)]
         waiting = []
         for start in dict.fromkeys(read):
             if start in needed or start in extra_ops or start in stop_ops:
@@ -409,7 +409,7 @@ def renew_bodies(graph: Graph) -> None:
     for name in topological_order(roots, callees):
         definition = definitions[name]
         called = set(function_calls.called_names(definition.node_def))
-        if op_copying.closures_of(definition) or not called.isdisjoint(new_names):
+        if op_copies.closures_of(definition) or not called.isdisjoint(new_names):
             new_names[name] = _renewed(graph, definition, new_names)
     for caller in callers:
         if not new_names.keys().isdisjoint(caller.names):
@@ -426,9 +426,9 @@ def _renewed(graph: Graph, definition: Any, new_names: dict[str, str]) -> str:
     for node in own.node_def:
         protos.rename_called(node, new_names)
     body = functions.body_of(graph, own)
-    for name, gradient in op_copying.closures_of(own).items():
+    for name, gradient in op_copies.closures_of(own).items():
         op = body.get_operation_by_name(name)
-        by_names = op_copying.gradient_by_names(
+        by_names = op_copies.gradient_by_names(
             name, gradient, transformer.copy_replacing, body
         )
         gradient_functions.set_gradient(op, by_names)

@@ -6,7 +6,7 @@ none applies. `geutil.rewrite.rules` holds rules that are often wanted.
 
 from geutil.rewrite import rules
 from geutil.rewrite.driver import rewrite
-from geutil.rewrite.matching import Explanation, Match, explain, match
+from geutil.rewrite.matcher import Explanation, Match, explain, match
 from geutil.rewrite.patterns import (
     Any,
     Const,

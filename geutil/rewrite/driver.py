@@ -32,8 +32,8 @@ from geutil.graph.edits import Liveness, Territory, undone_on_error
 from geutil.graph.invariants import verify
 from geutil.graph.types import Graph, IdentityMap, MutableIdentityMap, Operation, Tensor
 from geutil.reroute.tensors import ReroutePlan, redirection
-from geutil.rewrite import matching
-from geutil.rewrite.matching import Finder, Match
+from geutil.rewrite import matcher
+from geutil.rewrite.matcher import Finder, Match
 from geutil.rewrite.patterns import TypeSet
 from geutil.rewrite.rule import Refused, Replaced, RewriteReport, Rewritten, Rule
 
@@ -581,7 +581,7 @@ def rewrite(
     """
     types.require_graph(graph)
     listed = _rules(rules)
-    within = None if ops is None else matching.require_one_graph(ops, graph)
+    within = None if ops is None else matcher.require_one_graph(ops, graph)
     protected = _kept(keep, graph)
     roots = graph.get_operations() if within is None else within
     if limit is None:
@@ -641,7 +641,7 @@ class _Driver:
 
     def _visit(self, op: Operation, rules: list[tuple[int, Rule, Finder]]) -> None:
         """Apply the first rule that applies to `op`; note why others do not."""
-        producers = matching.producer_types(op)
+        producers = matcher.producer_types(op)
         for index, rule, finder in rules:
             candidate = finder.find(op, producers)
             if candidate is None:

@@ -7,7 +7,7 @@ in several places: then all of them must be the same tensor, or the same op. So 
 captures of one name. Two different nodes may correspond to one op.
 
 `compile_pattern` finds the anchors of a pattern, its depth, and quick tests that sort
-out the impossible; `geutil.rewrite.matching` does the search.
+out the impossible; `geutil.rewrite.matcher` does the search.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ from typing import TypeAlias
 from geutil.errors import ArgumentTypeError
 from geutil.graph.types import IdentityMap, Operation, Tensor, type_name
 from geutil.lazy import Shown
-from geutil.rewrite.matching import Match
+from geutil.rewrite.matcher import Match
 from geutil.rewrite.patterns import Pattern, compile_pattern
 
 # Entries of a printed report; the rest is counted.

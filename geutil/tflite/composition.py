@@ -9,10 +9,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TypeVar
 
 from geutil.errors import TFLiteError
-from geutil.tflite import effects, looking
+from geutil.tflite import effects, lookups
 from geutil.tflite.arguments import checked
-from geutil.tflite.cutting import DEFAULT_SIGNATURE
-from geutil.tflite.looking import GraphLike, TensorsLike
+from geutil.tflite.excerpts import DEFAULT_SIGNATURE
+from geutil.tflite.lookups import GraphLike, TensorsLike
 from geutil.tflite.parts import Contents, LiteGraph, LiteSignature, LiteTensor
 from geutil.tflite.surgery import EditPlan, Incoming, copied, share_buffers
 
@@ -55,7 +55,7 @@ def append(
         >>> [op.kind for op in first.graphs[0].ops]
         ['EXP', 'NEG']
     """
-    own = looking.graph_of(file, graph)
+    own = lookups.graph_of(file, graph)
     part = Incoming(file, own, other)
     # The joined file takes an input of both files once.
     ours = (*own.outputs, *(t for t in own.inputs if t not in own.outputs))
@@ -73,7 +73,7 @@ def append(
     own.inputs = (*own.inputs, *free)
     part.settle()
     effects.leave_description_out(file)
-    for signature in looking.signatures_of(file, own):
+    for signature in lookups.signatures_of(file, own):
         signature.outputs = {
             n: t for n, t in signature.outputs.items() if t not in gone
         }
@@ -109,7 +109,7 @@ def prepend(
         >>> [op.kind for op in first.graphs[0].ops]
         ['NEG', 'EXP']
     """
-    own = looking.graph_of(file, graph)
+    own = lookups.graph_of(file, graph)
     part = Incoming(file, own, other)
     pairs = _pairs(part, connect, part.graph.outputs, own.inputs, ("output", "input"))
     made = {ours: theirs for theirs, ours in pairs.items()}
@@ -130,7 +130,7 @@ def prepend(
     own.drop_tensors([t for t in made if not (t.readers or t in own.outputs)])
     part.settle()
     effects.leave_description_out(file)
-    for signature in looking.signatures_of(file, own):
+    for signature in lookups.signatures_of(file, own):
         signature.inputs = {n: t for n, t in signature.inputs.items() if t not in made}
         part.name_ends(signature, "inputs", given)
         part.name_ends(signature, "outputs", left)
@@ -160,8 +160,8 @@ def splice(file: F, other: F, at: TensorsLike, *, graph: GraphLike = None) -> No
         >>> [op.kind for op in m.graphs[0].ops]
         ['ABS', 'EXP']
     """
-    own = looking.graph_of(file, graph)
-    tensors = looking.tensors_of(file, at, own)
+    own = lookups.graph_of(file, graph)
+    tensors = lookups.tensors_of(file, at, own)
     part = Incoming(file, own, other)
     for field in ("inputs", "outputs"):
         ends = getattr(part.graph, field)
@@ -206,7 +206,7 @@ def _pairs(
     """Return which ends of a part are which of the file."""
     if connect is None:
         return _guessed(part, theirs, ours, words)
-    names = looking.named_ends(part.copy, part.graph, f"{words[0]}s")
+    names = lookups.named_ends(part.copy, part.graph, f"{words[0]}s")
     by_name = {**{t.name: t for t in theirs}, **names}
     found: dict[LiteTensor, LiteTensor] = {}
     for name, other in connect.items():
@@ -215,7 +215,7 @@ def _pairs(
                 f"the file that is joined has no {words[0]} '{name}'; its {words[0]}s "
                 f"are {', '.join(by_name)}"
             )
-        tensor = looking.tensor_of(part.file, other, part.own)
+        tensor = lookups.tensor_of(part.file, other, part.own)
         if tensor not in ours:
             raise TFLiteError(f"{tensor!r} is no {words[1]} of {part.own!r}")
         found[by_name[name]] = tensor
@@ -252,11 +252,11 @@ def _namesakes(
 ) -> dict[LiteTensor, LiteTensor]:
     """Return the ends of a part that have the names of ends of the file, with these."""
     known: dict[str, LiteTensor] = {}
-    for name, t in (*((t.name, t) for t in ours), *looking.ends(part.file, part.own)):
+    for name, t in (*((t.name, t) for t in ours), *lookups.ends(part.file, part.own)):
         if t in ours:
             known.setdefault(name, t)
     names = [(t.name, t) for t in theirs]
-    names += [(n, t) for n, t in looking.ends(part.copy, part.graph) if t in theirs]
+    names += [(n, t) for n, t in lookups.ends(part.copy, part.graph) if t in theirs]
     return {t: known[name] for name, t in names if name in known}
 
 
@@ -319,11 +319,11 @@ def merge(file: F, others: Mapping[str, F]) -> None:
 
 def _own_signature(key: str, file: Contents) -> LiteSignature:
     """Return a signature of a file's main subgraph, by the names of its tensors."""
-    graph = looking.graph_of(file)
+    graph = lookups.graph_of(file)
     ends = []
     for tensors in (graph.inputs, graph.outputs):
         named: dict[str, LiteTensor] = {}
         for tensor in tensors:
-            named[looking.free_name(tensor.name, named)] = tensor
+            named[lookups.free_name(tensor.name, named)] = tensor
         ends.append(named)
     return LiteSignature(key, graph, *ends)

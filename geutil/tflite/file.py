@@ -14,12 +14,12 @@ from geutil import lazy
 from geutil.formats import written_atomically
 from geutil.tflite import (
     composition,
-    cutting,
-    looking,
-    making,
+    declarations,
+    excerpts,
+    input_shapes,
+    lookups,
     numbers,
     op_names,
-    resizing,
     surgery,
     type_changes,
     verify,
@@ -111,24 +111,24 @@ class LiteFile(Contents):
         return target
 
     # The jobs of the editor: each is a function of the module that does it.
-    tensor = looking.tensor
-    op = looking.op
-    find = looking.find
-    find_tensors = looking.find_tensors
-    ancestors = looking.ancestors
-    descendants = looking.descendants
-    boundary = looking.boundary
-    add_graph = making.add_graph
-    add_input = making.add_input
-    add_constant = making.add_constant
-    add = making.add
-    set_outputs = making.set_outputs
-    add_signature = making.add_signature
-    cut = cutting.cut
-    split = cutting.split
-    clusters = cutting.clusters
-    keep_signatures = cutting.keep_signatures
-    keep_subgraphs = cutting.keep_subgraphs
+    tensor = lookups.tensor
+    op = lookups.op
+    find = lookups.find
+    find_tensors = lookups.find_tensors
+    ancestors = lookups.ancestors
+    descendants = lookups.descendants
+    boundary = lookups.boundary
+    add_graph = declarations.add_graph
+    add_input = declarations.add_input
+    add_constant = declarations.add_constant
+    add = declarations.add
+    set_outputs = declarations.set_outputs
+    add_signature = declarations.add_signature
+    cut = excerpts.cut
+    split = excerpts.split
+    clusters = excerpts.clusters
+    keep_signatures = excerpts.keep_signatures
+    keep_subgraphs = excerpts.keep_subgraphs
     rename = op_names.rename
     reroute = surgery.reroute
     swap = surgery.swap
@@ -136,11 +136,11 @@ class LiteFile(Contents):
     remove = surgery.remove
     insert = surgery.insert
     replace = surgery.replace
-    expose = making.expose
+    expose = declarations.expose
     strip = surgery.strip
     verify = verify.verify
-    set_batch_size = resizing.set_batch_size
-    set_input_shape = resizing.set_input_shape
+    set_batch_size = input_shapes.set_batch_size
+    set_input_shape = input_shapes.set_input_shape
     set_quantization = numbers.set_quantization
     set_io_type = type_changes.set_io_type
     dequantize = type_changes.dequantize

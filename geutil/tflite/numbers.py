@@ -24,7 +24,7 @@ import numpy as np
 
 from geutil.errors import ArgumentTypeError, TFLiteError
 from geutil.graph.walks import walk
-from geutil.tflite import effects, looking
+from geutil.tflite import effects, lookups
 from geutil.tflite.arguments import checked
 from geutil.tflite.kinds import (
     BIASED,
@@ -37,7 +37,7 @@ from geutil.tflite.kinds import (
     layer_inputs,
     numbers_of,
 )
-from geutil.tflite.looking import GraphLike, TensorLike
+from geutil.tflite.lookups import GraphLike, TensorLike
 from geutil.tflite.parts import (
     Array,
     Contents,
@@ -309,7 +309,7 @@ def set_quantization(
         >>> print(m.tensor("y").quantization)
         scale 0.25, zero point -3
     """
-    found = looking.tensor_of(file, tensor, looking.graph_of(file, graph))
+    found = lookups.tensor_of(file, tensor, lookups.graph_of(file, graph))
     # Beyond float32 a scale becomes infinite, which the check of steps refuses.
     with np.errstate(over="ignore"):
         scales = tuple(np.atleast_1d(np.asarray(scale, np.float32)).tolist())

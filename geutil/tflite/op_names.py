@@ -15,9 +15,9 @@ from typing import TypeVar
 
 from geutil.errors import TFLiteError, Words
 from geutil.graph.op_types import CALLS, FAKE_QUANT
-from geutil.tflite import looking
+from geutil.tflite import lookups
 from geutil.tflite.arguments import checked
-from geutil.tflite.looking import GraphLike
+from geutil.tflite.lookups import GraphLike
 from geutil.tflite.parts import Contents, LiteGraph, LiteSignature, LiteTensor
 
 T = TypeVar("T")
@@ -160,14 +160,14 @@ def rename(
         >>> m.graphs[0].inputs
         (<LiteTensor 'image' float32 [4]>,)
     """
-    own = looking.graph_of(file, graph)
+    own = lookups.graph_of(file, graph)
     new: dict[LiteTensor, str] = {}
     if from_signature:
         if not file.signatures:
             raise TFLiteError("the file has no signature whose names it could take")
         named_by = [*file.signatures.values()]
         if from_signature is not True:
-            named_by = [looking.signature_of(file, from_signature)]
+            named_by = [lookups.signature_of(file, from_signature)]
         own = named_by[0].graph
         for signature in named_by:
             for name, t in (*signature.inputs.items(), *signature.outputs.items()):
@@ -180,13 +180,13 @@ def rename(
             new[t] = name
             ends[field][t] = old, name
     for old, name in (tensors or {}).items():
-        new[looking.tensor_of(file, old, own)] = name
+        new[lookups.tensor_of(file, old, own)] = name
     for one in file.graphs:
         _check_names(new, one)
     keys = _new_keys(file, signatures or {})
     renamed = {
         (s, field): _renamed(s, field, ends[field])
-        for s in looking.signatures_of(file, own)
+        for s in lookups.signatures_of(file, own)
         for field in ("inputs", "outputs")
     }
     # All names are checked, and nothing is refused from here on.
@@ -202,7 +202,7 @@ def rename(
 def _end(file: Contents, name: str, graph: LiteGraph, field: str) -> LiteTensor:
     """Return the input or output that a signature or the tensor itself calls so."""
     ends: tuple[LiteTensor, ...] = getattr(graph, field)
-    signatures = looking.signatures_of(file, graph)
+    signatures = lookups.signatures_of(file, graph)
     known = [t for s in signatures for n, t in getattr(s, field).items() if n == name]
     found = [*dict.fromkeys(known or [t for t in ends if t.name == name])]
     if len(found) != 1:
@@ -250,7 +250,7 @@ def _renamed(
 
 def _new_keys(file: Contents, names: Names) -> dict[str, str]:
     for old in names:
-        looking.signature_of(file, old)
+        lookups.signature_of(file, old)
     keys = {key: names.get(key, key) for key in file.signatures}
     if len({*keys.values()}) != len(keys) or not all(keys.values()):
         raise TFLiteError(f"signatures need different names, not {[*keys.values()]}")

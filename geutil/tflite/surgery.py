@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from geutil.errors import TFLiteError
-from geutil.tflite import effects, looking, making, resizing
+from geutil.tflite import declarations, effects, input_shapes, lookups
 from geutil.tflite.arguments import checked
-from geutil.tflite.cutting import FilePart, assembled, drop_unused
 from geutil.tflite.effects import resource_of
+from geutil.tflite.excerpts import FilePart, assembled, drop_unused
 from geutil.tflite.kinds import RUNTIME, have_equal_steps
-from geutil.tflite.looking import GraphLike, OpLike, OpsLike, TensorLike, TensorsLike
+from geutil.tflite.lookups import GraphLike, OpLike, OpsLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     Buffer,
     Code,
@@ -191,7 +191,7 @@ class Incoming:
         for theirs, ours in pairs.items():
             if not _fits(ours, theirs):
                 shape = ours.shape or ()
-                resizing.set_input_shape(self.copy, theirs, shape, graph=self.graph)
+                input_shapes.set_input_shape(self.copy, theirs, shape, graph=self.graph)
         # The tensors of the file know of the new ops only when the plan is applied.
         self.graph.set_ops([])
         for theirs, ours in pairs.items():
@@ -236,7 +236,7 @@ class Incoming:
         mine = [t for t in self.graph.tensors if t not in gone]
         taken = {t.name for t in {*own.tensors} - {*mine}}
         for tensor in mine:
-            tensor.name = looking.free_name(tensor.name, taken)
+            tensor.name = lookups.free_name(tensor.name, taken)
             taken.add(tensor.name)
             own.add_tensor(tensor)
         self.file.graphs += self.copy.graphs[1:]
@@ -253,10 +253,10 @@ class Incoming:
         ends = getattr(signature, field)
         known = {
             t: name
-            for name, t in looking.named_ends(self.copy, self.graph, field).items()
+            for name, t in lookups.named_ends(self.copy, self.graph, field).items()
         }
         for tensor, own in zip(tensors, theirs or tensors, strict=True):
-            name = looking.free_name(known.get(own, own.name), ends)
+            name = lookups.free_name(known.get(own, own.name), ends)
             ends[name] = tensor
 
 
@@ -303,9 +303,9 @@ def copied(file: F, other: F, *, every: bool = False) -> F:
         raise TFLiteError(
             "the file that is joined keeps weights in other files; save it whole first"
         )
-    main = looking.graph_of(other)
+    main = lookups.graph_of(other)
     parts = [
-        FilePart.whole(graph, looking.signatures_of(other, graph))
+        FilePart.whole(graph, lookups.signatures_of(other, graph))
         for graph in (other.graphs if every else [main])
     ]
     copy = assembled(other, parts)
@@ -329,7 +329,7 @@ def _keep_apart(file: Contents, copy: Contents) -> None:
         else:
             plain = name.decode() if isinstance(name, bytes) else str(name or "")
             names = {n.decode() if isinstance(n, bytes) else str(n) for n in taken}
-            free = looking.free_name(plain, names).encode()
+            free = lookups.free_name(plain, names).encode()
         new[kind, container, name] = free
         own.add((kind, container, free))
     for op in copy.ops:
@@ -369,9 +369,9 @@ def reroute(
         >>> m.op("b").inputs
         (<LiteTensor 'x' float32 [4]>,)
     """
-    own = looking.graph_of(file, graph)
-    before = looking.tensor_of(file, old, own)
-    after = looking.tensor_of(file, new, own)
+    own = lookups.graph_of(file, graph)
+    before = lookups.tensor_of(file, old, own)
+    after = lookups.tensor_of(file, new, own)
     _check_alike(after, before)
     plan = EditPlan(file, own)
     chosen = _readers(file, consumers, before, own)
@@ -385,7 +385,7 @@ def _readers(
     """Return chosen readers of a tensor; None for all, and the outputs."""
     if consumers is None:
         return None
-    chosen = looking.ops_of(file, consumers, graph)
+    chosen = lookups.ops_of(file, consumers, graph)
     for op in chosen:
         if op not in tensor.readers:
             raise TFLiteError(f"{op!r} does not read {tensor!r}")
@@ -411,8 +411,8 @@ def swap(
         >>> [t.name for t in m.op("y").inputs]
         ['EXP', 'NEG']
     """
-    own = looking.graph_of(file, graph)
-    a, b = (looking.tensor_of(file, item, own) for item in (one, other))
+    own = lookups.graph_of(file, graph)
+    a, b = (lookups.tensor_of(file, item, own) for item in (one, other))
     _check_alike(a, b)
     plan = EditPlan(file, own)
     plan.reroute({a: b, b: a})
@@ -446,15 +446,15 @@ def bypass(
         >>> m.find()
         (<LiteOp EXP -> 'b'>,)
     """
-    own = looking.graph_of(file, graph)
-    passed = looking.op_of(file, op, own)
+    own = lookups.graph_of(file, graph)
+    passed = lookups.op_of(file, op, own)
     if len(passed.outputs) != 1:
         raise TFLiteError(
             f"{passed!r} makes {len(passed.outputs)} tensors, and a bypass is for ops "
             "that make one; reroute each of them"
         )
     if read is None:
-        fed = [t for t in passed.inputs if t and not looking.is_constant(t, own)]
+        fed = [t for t in passed.inputs if t and not lookups.is_constant(t, own)]
         if len(fed) != 1:
             raise TFLiteError(
                 f"{passed!r} reads {len(fed)} tensors that are no constants; name the "
@@ -462,7 +462,7 @@ def bypass(
             )
         after = fed[0]
     else:
-        after = looking.tensor_of(file, read, own)
+        after = lookups.tensor_of(file, read, own)
         if after not in passed.inputs:
             raise TFLiteError(f"{passed!r} does not read {after!r}")
     _check_alike(after, passed.outputs[0])
@@ -488,9 +488,9 @@ def remove(file: Contents, ops: OpsLike, *, graph: GraphLike = None) -> None:
         >>> m.find()
         ()
     """
-    own = looking.graph_of(file, graph)
+    own = lookups.graph_of(file, graph)
     plan = EditPlan(file, own)
-    plan.put((), looking.ops_of(file, ops, own))
+    plan.put((), lookups.ops_of(file, ops, own))
     plan.apply("removing ops")
 
 
@@ -530,14 +530,14 @@ def insert(
         >>> m.insert("a", "RELU")
         <LiteTensor 'a/relu' float32 [4]>
     """
-    own = looking.graph_of(file, graph)
-    before = looking.tensor_of(file, tensor, own)
+    own = lookups.graph_of(file, graph)
+    before = lookups.tensor_of(file, tensor, own)
     chosen = _readers(file, consumers, before, own)
     plan, part = EditPlan(file, own), None
     if isinstance(by, str):
         after = before.copied()
         after.buffer, after.is_variable = Buffer(), False
-        ops = [making.new_op(by, [before], [after], options)]
+        ops = [declarations.new_op(by, [before], [after], options)]
     elif isinstance(by, LiteOp):
         if options:
             raise TFLiteError("options are for a kind; an op has its own")
@@ -553,7 +553,7 @@ def insert(
         after = given[0]
     _check_alike(after, before)
     if name is not None or not isinstance(by, LiteOp):
-        after.name = looking.free_name(
+        after.name = lookups.free_name(
             name or f"{before.name}/{by.lower() if isinstance(by, str) else 'part'}",
             (t.name for t in own.tensors),
         )
@@ -604,11 +604,11 @@ def replace(
         >>> m.replace("y", "RELU")
         (<LiteOp RELU -> 'y'>,)
     """
-    own = looking.graph_of(file, graph)
-    chosen = looking.ops_of(file, ops, own)
+    own = lookups.graph_of(file, graph)
+    chosen = lookups.ops_of(file, ops, own)
     plan = EditPlan(file, own)
     if isinstance(by, str):
-        new = [making.new_op(by, op.inputs, op.outputs, options) for op in chosen]
+        new = [declarations.new_op(by, op.inputs, op.outputs, options) for op in chosen]
         for op, other in zip(chosen, new, strict=True):
             plan.put([other], [op])
         plan.apply("a replacement")
@@ -616,9 +616,9 @@ def replace(
     if options:
         raise TFLiteError("options are for a kind; ops and parts have their own")
     part = None
-    taken, given = looking.boundary_of(chosen, own)
+    taken, given = lookups.boundary_of(chosen, own)
     if inputs is not None:
-        taken = looking.tensors_of(file, inputs, own)
+        taken = lookups.tensors_of(file, inputs, own)
     if isinstance(by, LiteOp):
         check_free(by)
         for t in by.inputs:
@@ -682,7 +682,7 @@ def strip(
         >>> m.find()
         (<LiteOp NEG -> 'y'>,)
     """
-    looking.graph_of(file)
+    lookups.graph_of(file)
     dropped = _chosen_metadata(file, metadata)
     dead = {graph: _dead_ops(graph) for graph in file.graphs} if unused else {}
     fixed = [n for n in effects.FIXED_BY_METADATA if n in file.metadata]
@@ -702,7 +702,7 @@ def strip(
             graph.set_ops(op for op in graph.ops if op not in ops)
     if unused:
         # Subgraphs that nothing calls and no signature names.
-        roots = [looking.graph_of(file), *(s.graph for s in file.signatures.values())]
+        roots = [lookups.graph_of(file), *(s.graph for s in file.signatures.values())]
         kept = {*roots, *effects.called_graphs(op for g in roots for op in g.ops)}
         file.graphs = [graph for graph in file.graphs if graph in kept]
         for graph in file.graphs:
@@ -740,7 +740,7 @@ def _dead_ops(graph: LiteGraph) -> set[LiteOp]:
     """Return the ops that no output needs and that change no state."""
     lasting = [op for op in graph.ops if effects.has_effect(op)]
     read = (*graph.outputs, *(t for op in lasting for t in op.reads))
-    return {*graph.ops} - {*lasting, *looking.behind(read)}
+    return {*graph.ops} - {*lasting, *lookups.behind(read)}
 
 
 def share_buffers(file: Contents) -> None:

@@ -22,11 +22,11 @@ from types import MappingProxyType
 import numpy as np
 
 from geutil.errors import TFLiteError, Words
-from geutil.tflite import effects, looking
+from geutil.tflite import effects, lookups
 from geutil.tflite.arguments import checked
-from geutil.tflite.cutting import drop_unused
+from geutil.tflite.excerpts import drop_unused
 from geutil.tflite.kinds import CONVERSIONS, STEPPED, WIDE, limits, one_step, version_of
-from geutil.tflite.looking import GraphLike
+from geutil.tflite.lookups import GraphLike
 from geutil.tflite.numbers import Stored, numbers
 from geutil.tflite.parts import (
     Buffer,
@@ -72,7 +72,7 @@ def set_types(
     """Set the types of inputs and outputs of a subgraph."""
     edit = _Ends(file, graph)
     if ends:
-        looking.check_uncalled(file, graph, "another type")
+        lookups.check_uncalled(file, graph, "another type")
     planned = [(end, edit.inner(end)) for end in ends]
     needed = [(end, inner) for end, inner in planned if _changes(end, inner, choices)]
     # Inputs come before outputs.
@@ -185,7 +185,7 @@ class _Ends:
                 self._added[1].append(conversion(inner, new))
         ends = self._inputs if is_input else self._outputs
         ends[ends.index(end.tensor)] = new
-        for signature in looking.signatures_of(self._file, self._graph):
+        for signature in lookups.signatures_of(self._file, self._graph):
             named = getattr(signature, f"{end.what}s")
             for name, tensor in named.items():
                 if tensor is end.tensor and end.key in ("", name):
@@ -273,7 +273,7 @@ def move_ends(
 ) -> None:
     """Replace ends of a subgraph, and those of its signatures."""
     setattr(graph, field, tuple(moves.get(t, t) for t in getattr(graph, field)))
-    for signature in looking.signatures_of(file, graph):
+    for signature in lookups.signatures_of(file, graph):
         named = getattr(signature, field)
         named.update((name, moves[t]) for name, t in [*named.items()] if t in moves)
 
@@ -287,7 +287,7 @@ def give_ends(
 ) -> None:
     """Set the inputs or outputs of a subgraph, and name them in its signatures."""
     named: list[tuple[LiteSignature, dict[str, LiteTensor]]] = []
-    for signature in looking.signatures_of(file, graph):
+    for signature in lookups.signatures_of(file, graph):
         old = getattr(signature, field)
         ends = {name: t for name, t in old.items() if t in tensors}
         known = {*ends.values()}
@@ -327,8 +327,8 @@ def _ends_of(
     steps: Mapping[str, Quantization],
 ) -> list[End]:
     """Return the ends of a subgraph that are to change, and the types wanted."""
-    names = looking.named_ends(file, graph, f"{what}s")
-    has_keys = bool(looking.signatures_of(file, graph))
+    names = lookups.named_ends(file, graph, f"{what}s")
+    has_keys = bool(lookups.signatures_of(file, graph))
     wanted = dict.fromkeys(names, types) if isinstance(types, str) else types or {}
     found: list[End] = []
     for name, dtype in wanted.items():
@@ -386,7 +386,7 @@ def set_io_type(
         >>> [op.kind for op in m.ops], [t.dtype for t in m.graphs[0].outputs]
         (['QUANTIZE', 'ABS', 'QUANTIZE'], ['uint8'])
     """
-    found = looking.graph_of(file, graph)
+    found = lookups.graph_of(file, graph)
     known = dict(steps or {})
     taken = _ends_of(file, found, "input", inputs, known)
     given = _ends_of(file, found, "output", outputs, known)

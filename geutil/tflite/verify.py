@@ -28,7 +28,7 @@ import numpy as np
 from geutil.errors import TFLiteError, VerificationError
 from geutil.tflite import effects
 from geutil.tflite.arguments import checked
-from geutil.tflite.cutting import of_blocks
+from geutil.tflite.excerpts import of_blocks
 from geutil.tflite.kinds import (
     FIXED_SCALE,
     KINDS,

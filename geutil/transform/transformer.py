@@ -19,7 +19,7 @@ from geutil.select import queries, selections, walks
 from geutil.select.queries import make_view
 from geutil.select.subgraph import SubGraphView
 from geutil.select.walks import ControlOutputs
-from geutil.transform import op_copying
+from geutil.transform import op_copies
 from geutil.transform.state import TransformerInfo, TransformState
 
 
@@ -180,7 +180,7 @@ def copy_op_handler(
     """
     name = types.absolute_unique_name(info.graph_, info.new_name(op.name))
     node_def = op.node_def
-    op_copying.adapt_node(info, op, node_def)
+    op_copies.adapt_node(info, op, node_def)
     node_def.name = name
     if nodedef_fn is not None:
         node_def = nodedef_fn(node_def)
@@ -295,15 +295,15 @@ class Transformer:
             scope_ = types.absolute_unique_name(dst_graph, info.scope_[:-1])
             info.scope_ = types.scope_finalize(scope_)
             info.reuses_scope = False
-        op_copying.name_contexts(info, whole_contexts)
-        op_copying.carry_functions(info)
+        op_copies.name_contexts(info, whole_contexts)
+        op_copies.carry_functions(info)
         self._transform_ops(info)
-        op_copying.finish_copies(info)
-        op_copying.connect_control_inputs(
+        op_copies.finish_copies(info)
+        op_copies.connect_control_inputs(
             info, self.transform_control_input_handler, info.loose_controls
         )
         # Contexts name their ops: the copies of these have to be there.
-        op_copying.copy_contexts(info, whole_contexts)
+        op_copies.copy_contexts(info, whole_contexts)
         self._assign_collections(info)
         return _transformed_view(info), TransformerInfo(info)
 
@@ -312,11 +312,11 @@ class Transformer:
         if info.scope:
             for op in info.sgv.ops:
                 info.new_name(op.name)
-        whole = op_copying.whole_contexts(info)
+        whole = op_copies.whole_contexts(info)
         info.replacements = IdentityMap(
             (t, _checked(info, t, t_)) for t, t_ in self.replacements.items()
         )
-        op_copying.check_replacements(info, whole)
+        op_copies.check_replacements(info, whole)
         return whole
 
     @property
@@ -335,14 +335,14 @@ class Transformer:
             copy_shape = options.pop("copy_shape", False)
             nodedef_fn = options.pop("nodedef_fn", None)
             # An option that is left is unknown: the handler itself refuses it.
-            if not options and op_copying.copy_ops_in_bulk(
+            if not options and op_copies.copy_ops_in_bulk(
                 info, outside, self._control_inputs_are_copied, nodedef_fn
             ):
                 if copy_shape:
                     for op, op_ in info.copied.items():
                         copy_shapes(op, op_)
                 return
-        op_copying.transform_ops_one_by_one(info, outside, self.transform_op_handler)
+        op_copies.transform_ops_one_by_one(info, outside, self.transform_op_handler)
 
     def _transform_outside(self, info: TransformState, t: Tensor) -> Tensor:
         """Return the replacement of a tensor from outside; asked once for each."""

@@ -271,7 +271,7 @@ def test_info_maps_names_structures_and_back():
 
 
 def test_what_does_not_fit_into_one_protobuf_is_copied_op_by_op(monkeypatch):
-    monkeypatch.setattr("geutil.transform.op_copying.BULK_LIMIT", 10)
+    monkeypatch.setattr("geutil.transform.op_copies.BULK_LIMIT", 10)
     with tf.Graph().as_default() as graph:
         total = three_sums()
     copied = tf.Graph()

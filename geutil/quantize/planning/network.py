@@ -31,7 +31,7 @@ from geutil.graph.walks import walk
 from geutil.quantize.planning import int8_kernels
 from geutil.quantize.planning.int8_kernels import Treatment
 from geutil.quantize.spec import BLOCK_MOVES, block_of
-from geutil.rewrite.matching import match
+from geutil.rewrite.matcher import match
 from geutil.rewrite.rules.dropout import dropout_removal, noise_removal
 from geutil.select.networks.layers import (
     DATA_SLOTS,

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from geutil.graph.gradient_functions import ATTRIBUTE as GRADIENT
 from geutil.graph.types import Tensor, is_reference
-from geutil.rewrite.matching import Match
+from geutil.rewrite.matcher import Match
 from geutil.rewrite.patterns import Any as AnyPattern
 from geutil.rewrite.patterns import Op, Pattern, Types
 from geutil.rewrite.rule import Check, Rule

@@ -17,7 +17,7 @@ from geutil.graph import adjacency, creation, op_types, protos, types
 from geutil.graph.op_types import SWITCHES
 from geutil.graph.types import Graph, Operation, Tensor
 from geutil.graph.walks import data_inputs
-from geutil.rewrite.matching import Match
+from geutil.rewrite.matcher import Match
 from geutil.rewrite.patterns import Any as AnyPattern
 from geutil.rewrite.patterns import Const, Op, constant_value
 from geutil.rewrite.rule import Replaced, Rule

@@ -8,7 +8,7 @@ import numpy as np
 
 from geutil.graph import op_types
 from geutil.graph.types import Tensor
-from geutil.rewrite.matching import Match
+from geutil.rewrite.matcher import Match
 from geutil.rewrite.patterns import Any, Const, Op, Optional, Pattern, constant_value
 from geutil.rewrite.rule import Rule
 from geutil.select.networks.layers import scalar_value

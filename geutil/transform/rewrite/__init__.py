@@ -1,7 +1,7 @@
 """The names of `geutil.rewrite`, by the path that they had."""
 
 from geutil.rewrite.driver import rewrite
-from geutil.rewrite.matching import Explanation, Match, explain, match
+from geutil.rewrite.matcher import Explanation, Match, explain, match
 from geutil.rewrite.patterns import (
     Any,
     Const,

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from geutil.errors import TFLiteError
-from geutil.tflite import effects, looking
+from geutil.tflite import effects, lookups
 from geutil.tflite.arguments import checked
 from geutil.tflite.kinds import faults_of_steps, version_of
-from geutil.tflite.looking import GraphLike, TensorLike, TensorsLike
+from geutil.tflite.lookups import GraphLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     Contents,
     LiteGraph,
@@ -46,7 +46,7 @@ def _open_graph(file: Contents, graph: GraphLike) -> LiteGraph:
     """Return a subgraph; of a file without any the main one, which is begun."""
     if graph is None and not file.graphs:
         return add_graph(file, "main")
-    return looking.graph_of(file, graph)
+    return lookups.graph_of(file, graph)
 
 
 @checked
@@ -228,7 +228,7 @@ def add(
     """
     own = _open_graph(file, graph)
     listed_inputs = [inputs] if isinstance(inputs, LiteTensor | str) else inputs
-    read = [t if t is None else looking.tensor_of(file, t, own) for t in listed_inputs]
+    read = [t if t is None else lookups.tensor_of(file, t, own) for t in listed_inputs]
     made = outputs
     if made is None:
         names = name or kind.lower()
@@ -294,7 +294,7 @@ def set_outputs(
         (<LiteTensor 'a' float32 [4]>,)
     """
     own = _open_graph(file, graph)
-    give_ends(file, own, "outputs", looking.tensors_of(file, outputs, own))
+    give_ends(file, own, "outputs", lookups.tensors_of(file, outputs, own))
 
 
 @checked
@@ -322,21 +322,21 @@ def expose(
         >>> [t.name for t in m.graphs[0].outputs]
         ['b', 'a']
     """
-    own = looking.graph_of(file, graph)
+    own = lookups.graph_of(file, graph)
     named: dict[LiteTensor, str] = {}
     # An op that calls the subgraph takes a fixed number of outputs.
-    looking.check_uncalled(file, own, "another output")
-    signatures = looking.signatures_of(file, own)
+    lookups.check_uncalled(file, own, "another output")
+    signatures = lookups.signatures_of(file, own)
     if isinstance(tensors, Mapping):
         for name, item in tensors.items():
-            t = looking.tensor_of(file, item, own)
+            t = lookups.tensor_of(file, item, own)
             if named.setdefault(t, name) != name:
                 raise TFLiteError(
                     f"{t!r} cannot be called '{named[t]}' and '{name}'; pass one"
                 )
         _check_can_be_named(own, signatures, named)
     else:
-        named = {t: t.name for t in looking.tensors_of(file, tensors, own)}
+        named = {t: t.name for t in lookups.tensors_of(file, tensors, own)}
     for t in named:
         if t.dtype in ("resource", "variant"):
             raise TFLiteError(f"{t!r} is a handle and cannot be an output")
@@ -393,14 +393,14 @@ def add_signature(
         >>> m
         LiteFile(['negate'], 1 subgraph(s), 1 ops)
     """
-    own = looking.graph_of(file, graph)
+    own = lookups.graph_of(file, graph)
     if key in file.signatures:
         raise TFLiteError(f"there is a signature '{key}' already")
     both = []
     for named, ends in ((inputs, own.inputs), (outputs, own.outputs)):
         if named is None:
             named = {t.name: t for t in ends}
-        chosen = {n: looking.tensor_of(file, t, own) for n, t in named.items()}
+        chosen = {n: lookups.tensor_of(file, t, own) for n, t in named.items()}
         if {*chosen.values()} != {*ends} or len(chosen) != len(ends):
             raise TFLiteError(
                 f"signature '{key}' has to name each of {[t.name for t in ends]} once, "

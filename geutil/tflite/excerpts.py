@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from geutil.errors import TFLiteError, Words
-from geutil.tflite import effects, looking
+from geutil.tflite import effects, lookups
 from geutil.tflite.arguments import checked
-from geutil.tflite.looking import GraphLike, OpsLike, TensorLike, TensorsLike
+from geutil.tflite.lookups import GraphLike, OpsLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     Buffer,
     Contents,
@@ -141,7 +141,7 @@ def drop_unused(
     file: Contents, graph: LiteGraph, tensors: Iterable[LiteTensor]
 ) -> None:
     """Leave those tensors out that nothing uses any more."""
-    used = {*graph.inputs, *graph.outputs, *(t for _, t in looking.ends(file, graph))}
+    used = {*graph.inputs, *graph.outputs, *(t for _, t in lookups.ends(file, graph))}
     used |= {t for op in graph.ops for t in op.intermediates if t}
     used |= {t for t in graph.tensors if t.readers or t.makers}
     used |= {scales for t in used for scales in of_blocks(t)}
@@ -173,7 +173,7 @@ def _signature(
     """Return the signature of a part, whose ends are called as asked, or as before."""
     known: _Names = {}
     for one in sorted(
-        looking.signatures_of(file, part.graph), key=lambda s: s.key != key
+        lookups.signatures_of(file, part.graph), key=lambda s: s.key != key
     ):
         names: _Names = {}
         for name, t in (*one.inputs.items(), *one.outputs.items()):
@@ -235,7 +235,7 @@ def cut(
         (<LiteOp NEG -> 'a'>,)
     """
     effects.check_places_are_free(file, "a cut")
-    own = looking.graph_of(file, graph)
+    own = lookups.graph_of(file, graph)
     names: _Names = {}
     given = None if inputs is None else _named(file, inputs, own, names)
     results = None if outputs is None else _named(file, outputs, own, names)
@@ -253,14 +253,14 @@ def _part(
     """Return the part of a subgraph that a cut takes."""
     chosen: list[LiteOp] = []
     if ops is not None:
-        chosen = looking.ops_of(file, ops, graph)
+        chosen = lookups.ops_of(file, ops, graph)
         if given is None:
             # Constants that are computed for the ops come along.
             free = _free_ops(graph)
-            taken, _ = looking.boundary_of(chosen, graph)
+            taken, _ = lookups.boundary_of(chosen, graph)
             given = [t for t in taken if t.producer not in free]
         if results is None:
-            results = looking.boundary_of(chosen, graph)[1]
+            results = lookups.boundary_of(chosen, graph)[1]
     results = [*graph.outputs] if results is None else results
     if not results:
         raise TFLiteError(
@@ -268,7 +268,7 @@ def _part(
             remedy=f"name one {Words('in outputs=')}",
         )
     stops = [] if given is None else given
-    needed = _with_state(looking.behind(results, stops), graph, stops)
+    needed = _with_state(lookups.behind(results, stops), graph, stops)
     kept = [op for op in graph.ops if op in needed]
     read = {t for op in kept for t in op.inputs} | {*results}
     if ops is not None:
@@ -276,7 +276,7 @@ def _part(
     if given is None:
         given = [t for t in graph.inputs if t in read]
     _check_ends(graph, given, read)
-    key = next((s.key for s in looking.signatures_of(file, graph)), None)
+    key = next((s.key for s in lookups.signatures_of(file, graph)), None)
     if key is None and names:
         key = DEFAULT_SIGNATURE
     part = FilePart(graph, kept, given, results, graph.name)
@@ -290,11 +290,11 @@ def _named(
 ) -> list[LiteTensor]:
     """Return the tensors that are named as ends; note the names of a mapping."""
     if not isinstance(ends, Mapping):
-        return looking.tensors_of(file, ends, graph)
+        return lookups.tensors_of(file, ends, graph)
     for name, item in ends.items():
-        known = names.setdefault(looking.tensor_of(file, item, graph), [])
+        known = names.setdefault(lookups.tensor_of(file, item, graph), [])
         known += [name] if name else []
-    return looking.tensors_of(file, ends.values(), graph)
+    return lookups.tensors_of(file, ends.values(), graph)
 
 
 def _check_inside(
@@ -313,7 +313,7 @@ def _check_inside(
 
 def _free_ops(graph: LiteGraph) -> set[LiteOp]:
     """Return the ops that any part can have a copy of: constants, handles, set-up."""
-    return looking.constant_ops(graph) | {
+    return lookups.constant_ops(graph) | {
         op for op in graph.ops if op.kind in _FREE_KINDS
     }
 
@@ -337,7 +337,7 @@ def _with_state(
         if not more:
             return found
         found.update(more)
-        found.update(looking.behind((t for op in more for t in op.reads), stops))
+        found.update(lookups.behind((t for op in more for t in op.reads), stops))
 
 
 def _check_ends(
@@ -394,15 +394,15 @@ def split(file: F, at: TensorsLike, *, graph: GraphLike = None) -> tuple[F, F]:
         [(<LiteOp NEG -> 'a'>,), (<LiteOp EXP -> 'b'>,)]
     """
     effects.check_places_are_free(file, "a split")
-    own = looking.graph_of(file, graph)
-    places = looking.tensors_of(file, at, own)
-    behind = {*looking.ahead(places)}
+    own = lookups.graph_of(file, graph)
+    places = lookups.tensors_of(file, at, own)
+    behind = {*lookups.ahead(places)}
     late = [t for t in own.outputs if t.producer in behind and t not in places]
     early = [t for t in own.outputs if t not in late]
     for t in {*places} & {*early}:
         early.remove(t)  # What a file gives twice, its half does, too.
-    first = _with_state(looking.behind([*places, *early]), own, ())
-    second = _with_state(looking.behind(late, places), own, places)
+    first = _with_state(lookups.behind([*places, *early]), own, ())
+    second = _with_state(lookups.behind(late, places), own, places)
     if not first or not second:
         side = "ahead of" if not first else "behind"
         raise TFLiteError(
@@ -477,7 +477,7 @@ def clusters(
         LiteFile(['stem', 'head'], 2 subgraph(s), 2 ops)
     """
     effects.check_places_are_free(file, "a cut")
-    own = looking.graph_of(file, graph)
+    own = lookups.graph_of(file, graph)
     keys = names or [f"part_{i}" for i in range(len(parts))]
     if len({*keys}) != len(parts) or not keys:
         raise TFLiteError(f"{len(parts)} clusters cannot be called {[*keys]}")
@@ -511,7 +511,7 @@ def keep_subgraphs(file: F, *graphs: GraphLike) -> F:
         >>> m.keep_subgraphs("main")
         LiteFile(['negate'], 1 subgraph(s), 1 ops)
     """
-    return _kept(file, [looking.graph_of(file, graph) for graph in graphs], None)
+    return _kept(file, [lookups.graph_of(file, graph) for graph in graphs], None)
 
 
 def _kept(file: F, wanted: Sequence[LiteGraph], keys: Sequence[str] | None) -> F:
@@ -520,7 +520,7 @@ def _kept(file: F, wanted: Sequence[LiteGraph], keys: Sequence[str] | None) -> F
     if not wanted:
         raise TFLiteError("no subgraph is selected; a file needs one")
     parts = (
-        (graph, looking.signatures_of(file, graph))
+        (graph, lookups.signatures_of(file, graph))
         for graph in file.graphs
         if graph in wanted
     )
@@ -549,4 +549,4 @@ def keep_signatures(file: F, *keys: str) -> F:
         >>> m.keep_signatures("negate")
         LiteFile(['negate'], 1 subgraph(s), 1 ops)
     """
-    return _kept(file, [looking.signature_of(file, key).graph for key in keys], keys)
+    return _kept(file, [lookups.signature_of(file, key).graph for key in keys], keys)

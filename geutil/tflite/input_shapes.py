@@ -15,10 +15,10 @@ from typing import Any, Literal
 import numpy as np
 
 from geutil.errors import TFLiteError
-from geutil.tflite import looking
+from geutil.tflite import lookups
 from geutil.tflite.arguments import checked
 from geutil.tflite.effects import resource_of, without
-from geutil.tflite.looking import GraphLike, TensorLike, TensorsLike
+from geutil.tflite.lookups import GraphLike, TensorLike, TensorsLike
 from geutil.tflite.parts import (
     LARGEST_SIZE,
     Array,
@@ -602,10 +602,10 @@ def set_batch_size(
     """
     if size is not None and not 1 <= size <= LARGEST_SIZE:
         raise TFLiteError(f"a batch has at least one row, not {size!r}; None is any")
-    own = looking.graph_of(file, graph)
+    own = lookups.graph_of(file, graph)
     # A scalar has no first size, and may stand beside inputs that have.
     named = [t for t in own.inputs if t.shape] if inputs is None else inputs
-    ends = looking.tensors_of(file, named, own)
+    ends = lookups.tensors_of(file, named, own)
     shapes = {t: t.shape or () for t in ends}
     if not shapes or not all(shapes.values()):
         scalars = [t.name for t in shapes or own.inputs if not t.shape]
@@ -651,8 +651,8 @@ def set_input_shape(
         >>> m.tensor("y")
         <LiteTensor 'y' float32 [1, 32, 32, 3]>
     """
-    own = looking.graph_of(file, graph)
-    tensor = looking.tensor_of(file, name, own)
+    own = lookups.graph_of(file, graph)
+    tensor = lookups.tensor_of(file, name, own)
     new, old = tuple(shape), tensor.shape or ()
     sizes = [size for size in new if size is not None]
     if len(new) != len(old) or not all(1 <= size <= LARGEST_SIZE for size in sizes):
@@ -680,7 +680,7 @@ def _resize(
                 f"{tensor!r} is no input of {graph!r}; its inputs are "
                 f"{', '.join(t.label for t in graph.inputs)}"
             )
-    looking.check_uncalled(file, graph, "another shape")
+    lookups.check_uncalled(file, graph, "another shape")
     if _TIED in file.metadata:
         raise TFLiteError(
             f"the metadata '{_TIED}' says where each tensor lies in memory, which new "
