@@ -9,11 +9,13 @@ import tensorflow as tf
 from benchmarks.chunks import SIZES, row_in_a_child
 from geutil.gradients import Budget, explain
 from geutil.memory import measure, predict, worst_case
+from tests.thorough import chosen
 
 CPU = "CPU:0"
 ON_BOTH = [CPU, pytest.param("GPU:0", marks=pytest.mark.gpu)]
 SMALL = {"layers": 12, "rows": 4096, "width": 256}
 WAYS = ("plain", "memory", "speed", "50%", "25%")
+CPU_WAYS = ("plain", "memory", "memory, offload")
 
 
 def assert_as_reported(row, peak, first):
@@ -24,7 +26,7 @@ def assert_as_reported(row, peak, first):
     assert row.measured > 0.5 * row.reported > 0 and row.seconds > 0
 
 
-@pytest.mark.parametrize("way", ["plain", "memory", "memory, offload"])
+@pytest.mark.parametrize("way", chosen(CPU_WAYS, "memory, offload"))
 def test_the_row_of_a_step_runs_on_the_cpu(way, monkeypatch):
     # oneDNN's kernels keep memory of their own.
     monkeypatch.setenv("TF_ENABLE_ONEDNN_OPTS", "0")
