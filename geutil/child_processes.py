@@ -109,9 +109,16 @@ class ForkedCall(ChildProcess):
     """
 
     def __init__(self, function: Callable[[int], int]) -> None:
-        self._reading, writing = os.pipe()
+        reading, writing = os.pipe()
+        self._reading = reading
         self._parts: list[bytes] = []
-        self.pid = fork(lambda: function(writing))
+
+        def call() -> int:
+            # If the first process dies, a full pipe is an error, and no wait for ever.
+            os.close(reading)
+            return function(writing)
+
+        self.pid = fork(call)
         os.close(writing)
 
     @property

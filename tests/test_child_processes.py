@@ -3,6 +3,8 @@
 import functools
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -87,3 +89,24 @@ def test_a_signal_leaves_no_process():
         watch(process, None, 600, interrupt)
     assert process.code == -signal.SIGKILL
     assert_gone(process)
+
+
+ORPHAN = """
+import os
+from geutil.child_processes import ForkedCall
+
+def writes(pipe):
+    while True:
+        os.write(pipe, b"x" * (1 << 20))
+
+ForkedCall(writes)
+os._exit(0)
+"""
+
+
+def test_a_process_whose_first_one_died_does_not_wait_for_ever():
+    # Its errors end with the last process that can write them.
+    done = subprocess.run(
+        [sys.executable, "-c", ORPHAN], stderr=subprocess.PIPE, check=True, timeout=60
+    )
+    assert b"BrokenPipeError" in done.stderr
