@@ -16,13 +16,13 @@ __all__ = [
 ]
 
 if typing.TYPE_CHECKING:
-    from geutil.capabilities.power_kinds import Power, Powers
+    from geutil.capabilities.capability_kinds import Power, Powers
     from geutil.capabilities.scan import powers
 else:
     __getattr__, __dir__ = lazy.names_of(
         __name__,
         {
-            "power_kinds": ("Power", "Powers"),
+            "capability_kinds": ("Power", "Powers"),
             "scan": ("powers",),
         },
     )

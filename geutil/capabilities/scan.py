@@ -12,8 +12,8 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from geutil.capabilities import power_kinds
-from geutil.capabilities.power_kinds import (
+from geutil.capabilities import capability_kinds
+from geutil.capabilities.capability_kinds import (
     LOADED,
     MAIN,
     POWERS,
@@ -100,7 +100,13 @@ def _in_entries(file: Path, *, values: bool) -> Iterator[Power]:
         if problem:
             detail = f"'{info.filename}', {problem}"
             yield Power(
-                power_kinds.WRITE, info.filename, "entry", file.name, LOADED, (), detail
+                capability_kinds.WRITE,
+                info.filename,
+                "entry",
+                file.name,
+                LOADED,
+                (),
+                detail,
             )
         elif info.filename.endswith(_WEIGHTS) and not info.is_dir():
             weights.append(info.filename)
@@ -141,7 +147,7 @@ def _problem(info: zipfile.ZipInfo, buffer: Buffer) -> str:
 def _in_links(content: Hdf5File, name: str) -> Iterator[Power]:
     """Yield the links and datasets of an HDF5 file that read other files."""
     for path, kind, source in content.outside:
-        yield Power(power_kinds.READ, path, kind, name, LOADED, (), f"'{source}'")
+        yield Power(capability_kinds.READ, path, kind, name, LOADED, (), f"'{source}'")
 
 
 def _powers_of_tflite(file: Path) -> tuple[list[Power], int]:
@@ -161,7 +167,7 @@ def _powers_of_tflite(file: Path) -> tuple[list[Power], int]:
         for index, op in enumerate(graph.ops):
             count += 1
             kind, detail = _power_of_lite(op)
-            if kind not in power_kinds.HARMLESS:
+            if kind not in capability_kinds.HARMLESS:
                 by = ("whoever runs it",)
                 entries.append(Power(kind, str(index), op.kind, place, RUN, by, detail))
     return entries, count
@@ -170,10 +176,14 @@ def _powers_of_tflite(file: Path) -> tuple[list[Power], int]:
 def _power_of_lite(op: LiteOp) -> tuple[str, str]:
     """Return the capability of an op of a TFLite file, and its detail."""
     if not op.is_custom:
-        return (power_kinds.UNKNOWN if op.kind in _FOREIGN else power_kinds.COMPUTE), ""
+        return (
+            capability_kinds.UNKNOWN
+            if op.kind in _FOREIGN
+            else capability_kinds.COMPUTE
+        ), ""
     if not op.kind.startswith(_FLEX):
         is_own = op.kind in _CUSTOM_KERNELS
-        return (power_kinds.COMPUTE if is_own else power_kinds.UNKNOWN), ""
+        return (capability_kinds.COMPUTE if is_own else capability_kinds.UNKNOWN), ""
     from flatbuffers import flexbuffers
 
     try:
@@ -183,7 +193,7 @@ def _power_of_lite(op: LiteOp) -> tuple[str, str]:
         node = wire.parsed(message_class("NodeDef"), data)
     except Exception:
         # A damaged file raises any error that its reader comes across.
-        return power_kinds.UNKNOWN, "its options hold no op of TensorFlow"
+        return capability_kinds.UNKNOWN, "its options hold no op of TensorFlow"
     kind, detail = power_of_node(node)
     if node.op != op.kind.removeprefix(_FLEX):
         detail = f"op '{node.op}' {detail}".rstrip()
@@ -327,7 +337,7 @@ _BACKWARD = "whoever differentiates it"
 def _kept(body: ScannedBody, functions: dict[str, ScannedBody]) -> Iterator[Found]:
     """Yield the ops of a body to be reported, functions called by name apart."""
     for found in body.found:
-        if found.kind == power_kinds.UNKNOWN and found.node.op in functions:
+        if found.kind == capability_kinds.UNKNOWN and found.node.op in functions:
             continue
         if not is_memory_cache(body, found):
             yield found
@@ -429,7 +439,7 @@ class _MetaGraph:
             outside = not path.resolve().is_relative_to(base.resolve())
             if outside:
                 yield Power(
-                    power_kinds.READ,
+                    capability_kinds.READ,
                     asset.filename,
                     "asset",
                     "the list of assets",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from geutil.capabilities import power_kinds
-from geutil.capabilities.power_kinds import ScannedBody, bodies_of
+from geutil.capabilities import capability_kinds
+from geutil.capabilities.capability_kinds import ScannedBody, bodies_of
 from geutil.graph.function_calls import OF_THE_OLD_BODY, called_names
 from geutil.graph.walks import closure, data_inputs, node_name, topological_order
 from geutil.model import training_parts
@@ -69,7 +69,7 @@ def _kinds(program: ModelProgram) -> dict[str, str]:
         called = {kind for name in names for kind in _of_body(functions, name)}
         by_node.setdefault(node.name, set()).update(called)
     for node in program.graph_def.node:
-        dangers = by_node.get(node.name, set()) - power_kinds.TOLERATED
+        dangers = by_node.get(node.name, set()) - capability_kinds.TOLERATED
         if dangers:
             kinds[node.name] = _listed(dangers)
     return kinds
@@ -115,7 +115,9 @@ def _kinds_in(body: ScannedBody, left: Mapping[str, set[str]]) -> dict[str, set[
     for node, names in body.calls:
         inside = (left.get(name, set()) for name in names)
         kinds.setdefault(node.name, set()).update(*inside)
-    dangers = {name: found - power_kinds.TOLERATED for name, found in kinds.items()}
+    dangers = {
+        name: found - capability_kinds.TOLERATED for name, found in kinds.items()
+    }
     return {name: found for name, found in dangers.items() if found}
 
 
@@ -150,7 +152,7 @@ def _empty(definition: Any, dropped: set[str]) -> None:
 
 
 def _listed(kinds: set[str]) -> str:
-    return " and ".join(kind for kind in power_kinds.POWERS if kind in kinds)
+    return " and ".join(kind for kind in capability_kinds.POWERS if kind in kinds)
 
 
 def _of_body(functions: Mapping[str, ScannedBody], name: str) -> Iterator[str]:

@@ -34,7 +34,7 @@ __all__ = [
 ]
 
 if typing.TYPE_CHECKING:
-    from geutil.capabilities.power_kinds import Power, Powers
+    from geutil.capabilities.capability_kinds import Power, Powers
     from geutil.capabilities.scan import powers
     from geutil.errors import ModelError
     from geutil.jobs.batch_report import BatchEntry, BatchReport, BatchStep
@@ -63,7 +63,7 @@ else:
             "files.inspection": ("Inspection", "TFLiteInspection"),
             "model": ("Body", "Layer", "Model"),
             "opener": ("from_tflite", "open"),
-            "geutil.capabilities.power_kinds": ("Power", "Powers"),
+            "geutil.capabilities.capability_kinds": ("Power", "Powers"),
             "geutil.capabilities.scan": ("powers",),
             "geutil.select.networks.outputs": ("Difference",),
             "sources.tflite_files": ("tflite_kinds",),

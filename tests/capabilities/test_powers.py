@@ -17,7 +17,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 from tensorflow.python.client import pywrap_tf_session
 
 from geutil import model, tflite
-from geutil.capabilities import power_kinds, scan
+from geutil.capabilities import capability_kinds, scan
 from geutil.errors import ModelError
 from geutil.model import opener, powers
 from testdata.powers import FILES, HIDDEN, NOT_RUN, PREPARED, SAMPLES, save
@@ -39,18 +39,18 @@ def registry():
 
 
 def test_every_op_of_tensorflow_is_in_the_table():
-    table = power_kinds.table()
+    table = capability_kinds.table()
     missing = [op.name for op in registry() if op.name not in table]
     assert missing == []
     assert {entry.power for entry in table.values()} < {
-        *power_kinds.POWERS,
-        *power_kinds.HARMLESS,
+        *capability_kinds.POWERS,
+        *capability_kinds.HARMLESS,
     }
     assert all(entry.evidence for entry in table.values())
 
 
 def test_what_calls_functions_is_known():
-    table = power_kinds.table()
+    table = capability_kinds.table()
     for op in registry():
         called = {a.name for a in op.attr if a.type in ("func", "list(func)")}
         assert set(table[op.name].functions) == called, op.name
@@ -72,15 +72,15 @@ NO_FILE = {
 
 
 def test_what_takes_the_name_of_a_file_or_an_address_is_not_harmless():
-    table = power_kinds.table()
+    table = capability_kinds.table()
     for op in registry():
         named = {a.name for a in (*op.attr, *op.input_arg)} - {"is_files"}
         if any(map(NAMES_A_FILE.fullmatch, named)) and op.name not in NO_FILE:
-            assert table[op.name].power not in power_kinds.HARMLESS, op.name
+            assert table[op.name].power not in capability_kinds.HARMLESS, op.name
 
 
 def test_what_has_state_says_why_it_only_computes():
-    table = power_kinds.table()
+    table = capability_kinds.table()
     for op in registry():
         if op.is_stateful:
             assert table[op.name].evidence != "stateless", op.name
@@ -243,7 +243,7 @@ def test_a_long_string_is_no_piece_of_a_path():
         value = graph_def.node.add(name=name, op="Const").attr["value"].tensor
         value.CopyFrom(tf.make_tensor_proto(text))
     data = graph_def.SerializeToString()
-    body, _ = power_kinds.bodies_of(data, (0, len(data)))
+    body, _ = capability_kinds.bodies_of(data, (0, len(data)))
     pieces = {n: all(map(scan._is_piece, b.strings)) for n, b in body.nodes.items()}
     assert pieces == {"short": True, "long": False}
     assert body.value("long").text is None
@@ -405,9 +405,10 @@ def test_a_saver_writes_below_the_path_that_it_is_passed():
         (("part",), False),
     ):
         nodes = {
-            n: power_kinds.ScannedNode("Const", (), (v,)) for n, v in constants.items()
+            n: capability_kinds.ScannedNode("Const", (), (v,))
+            for n, v in constants.items()
         }
-        nodes["joined"] = power_kinds.ScannedNode("StringJoin", pieces, ())
+        nodes["joined"] = capability_kinds.ScannedNode("StringJoin", pieces, ())
         body = SimpleNamespace(arguments=("prefix",), nodes=nodes)
         assert scan._is_within(body, "joined") == is_within, pieces
 
